@@ -1,0 +1,94 @@
+# kvmat: `make help` lists the targets. Two of them do everything: `make demo` and `make check`.
+BUILD ?= release
+OUT   ?= build/$(BUILD)
+V     ?=
+
+# The CUDA toolkit is optional: `make CUDA=` builds for the CPU only, `make CUDA=/path` takes another one.
+CUDA ?= $(firstword $(wildcard /usr/local/cuda /opt/cuda))
+NVCC ?= $(if $(CUDA),$(wildcard $(CUDA)/bin/nvcc))
+
+MODE_release := -O2 -g
+MODE_debug   := -O0 -g3
+MODE_asan    := -O1 -g3 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
+MODE_tsan    := -O1 -g3 -fno-omit-frame-pointer -fsanitize=thread
+MODE_fuzz    := -O1 -g3 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
+ifndef MODE_$(BUILD)
+$(error BUILD=$(BUILD) is not one of: release debug asan tsan fuzz)
+endif
+
+PKG_CONFIG ?= pkg-config
+WARN := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wvla -Wstrict-prototypes -Wmissing-prototypes \
+        -Wcast-align=strict -Wformat=2 -Wswitch -Wundef -Werror
+# -ffp-contract=off: a row's bits are what the source says, on every compiler; fused operations are written as such.
+BASE := -std=c11 -D_GNU_SOURCE $(MODE_$(BUILD)) $(WARN) -ffp-contract=off -fno-math-errno -pthread -I.
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+
+LIBS_protocol := jansson
+LIBS_server   := jansson libmicrohttpd libxxhash
+
+# Rooms, each a library. Arrows point to the right: client -> protocol; server -> kernels -> protocol.
+src  = $(sort $(wildcard $(1)/*.c))
+objs = $(patsubst %.c,$(OUT)/%.o,$(1))
+PROTOCOL := $(OUT)/libprotocol.a
+KERNELS  := $(OUT)/libkernels.a
+SERVER   := $(OUT)/libserver.a
+CLIENT   := $(OUT)/libkvmat.a
+MAINS    := server/main.c client/kvmat.c
+
+DAEMON := $(OUT)/kvmatd
+TOOL   := $(OUT)/kvmat
+REFERENCE := $(OUT)/tests/reference
+TESTS  := $(patsubst tests/%.c,$(OUT)/tests/%,$(sort $(wildcard tests/test_*.c)))
+
+libs = $(shell $(PKG_CONFIG) --libs $(1))
+quiet = $(if $(V),,@)
+say   = $(if $(V),,@printf '  %-5s %s\n' $(1) $(2))
+
+.PHONY: all help
+all: $(DAEMON) $(TOOL) $(REFERENCE) ## build kvmatd and kvmat in build/release/ (BUILD=debug, asan or tsan elsewhere)
+	@printf '%s\n' "$(if $(NVCC),CUDA: a toolkit is at $(CUDA)$(comma) but this version has no CUDA backend yet: built for the CPU.,CUDA: no toolkit found: built for the CPU.)"
+comma := ,
+
+$(OUT)/%.o: %.c
+	@mkdir -p $(@D)
+	$(call say,CC,$<)
+	$(quiet)$(CC) $(BASE) $(CFLAGS) $(CFLAGS_$(firstword $(subst /, ,$<))) $(CFLAGS_$(subst /,_,$(basename $<))) \
+	    -MMD -MP -c $< -o $@
+
+# The arithmetic is compiled as if for speed in every mode; asan and tsan keep their checks.
+CFLAGS_kernels := -O3
+CFLAGS_server_version := -DKV_VERSION='"$(VERSION)"'
+
+define room
+$(1): $$(call objs,$$(filter-out $$(MAINS),$$(call src,$(2))))
+	$$(call say,AR,$$@)
+	$$(quiet)rm -f $$@ && $$(AR) rcs $$@ $$^
+endef
+$(eval $(call room,$(PROTOCOL),protocol))
+$(eval $(call room,$(KERNELS),kernels))
+$(eval $(call room,$(SERVER),server))
+$(eval $(call room,$(CLIENT),client))
+
+define program
+$(1): $(2)
+	@mkdir -p $$(@D)
+	$$(call say,LD,$$@)
+	$$(quiet)$$(CC) $$(BASE) $$(CFLAGS) $$(LDFLAGS) -o $$@ $$^ $$(call libs,$(3)) -lm
+endef
+$(eval $(call program,$(DAEMON),$(OUT)/server/main.o $(SERVER) $(KERNELS) $(PROTOCOL),$(LIBS_server)))
+$(eval $(call program,$(TOOL),$(OUT)/client/kvmat.o $(CLIENT) $(PROTOCOL),$(LIBS_protocol)))
+$(eval $(call program,$(REFERENCE),$(OUT)/tests/reference.o $(PROTOCOL),$(LIBS_protocol)))
+
+# A test of a room links that room and what is below it: tests/test_<room>_<what>.c.
+# What tests share stands beside them, in tests/*.c without a prefix, and is linked where it is used.
+KIT := $(OUT)/libkit.a
+KIT_SOURCES := $(filter-out tests/test_% tests/bench_% tests/fuzz_% tests/reference%,$(wildcard tests/*.c))
+$(KIT): $(call objs,$(KIT_SOURCES))
+	$(call say,AR,$@)
+	$(quiet)rm -f $@ && $(AR) rcs $@ $^
+rooms_protocol := $(PROTOCOL)
+rooms_kernels  := $(KIT) $(KERNELS) $(PROTOCOL)
+rooms_server   := $(KIT) $(SERVER) $(CLIENT) $(KERNELS) $(PROTOCOL)
+rooms_client   := $(CLIENT) $(PROTOCOL)
+room_of = $(word 2,$(subst _, ,$(notdir $(1))))
+$(foreach t,$(TESTS),$(eval $(call program,$(t),$(t).o $(rooms_$(call room_of,$(t))),$(LIBS_server) check)))

@@ -1,0 +1,67 @@
+/* What a daemon says of itself: /v1/model and the report of `kvmatd --check`. Structs in, JSON text out. */
+#ifndef KV_PROTOCOL_DESCRIPTION_H
+#define KV_PROTOCOL_DESCRIPTION_H
+
+#include "protocol/message.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Every bound of the service in one place; those that options set are shown by /v1/model. */
+struct kv_limits {
+    int64_t tokens_max;       /* of a request */
+    uint64_t body_bytes_max;  /* of a request */
+    uint64_t pool_bytes;      /* bodies and replies in flight */
+    int32_t queue_max;        /* requests waiting */
+    int64_t batch_tokens_max; /* rows of one device batch */
+    int64_t span_tokens_max;  /* rows of one request in one device batch */
+    int32_t connections_max;  /* open at once, over all addresses */
+    int32_t idle_seconds;     /* a silent connection is closed after this */
+    int32_t upload_seconds;   /* a body must be in after this and a second for each MiB */
+    int32_t reply_seconds;    /* a reply must be taken after this and a second for each MiB */
+};
+
+struct kv_rope_info {
+    char type[16]; /* "default", "linear", "yarn", "llama3" */
+    double theta;
+    double attention_factor;
+    bool interleaved;
+    int64_t positions; /* valid are [0, positions) */
+};
+
+struct kv_device_info {
+    char kind[16];         /* "cpu", "cuda" */
+    char name[128];        /* of the processor or the GPU */
+    uint64_t memory_bytes; /* that the weights and buffers take on it */
+};
+
+struct kv_description {
+    const char *name;        /* of the model */
+    const char *fingerprint; /* "" until it is known */
+    bool ready;
+    struct kv_geometry geometry;
+    const float *eps; /* [layers] */
+    struct kv_rope_info rope;
+    const struct kv_device_info *device; /* NULL: left out */
+    const struct kv_limits *limits;      /* NULL: left out */
+};
+
+/* One fault of a checkpoint. error.param is the tensor or config key. */
+struct kv_finding {
+    int32_t layer; /* -1: none */
+    struct kv_error error;
+};
+
+/* /v1/model. free() the text; NULL only when memory is out. */
+char *kv_description_encode(const struct kv_description *description);
+
+/* `--check`: {"ok": true, "model": {... without device}} where count is 0, else {"ok": false, "errors":
+ * [...]} and `description` is not looked at. free() the text. */
+char *kv_check_encode(const struct kv_description *description, const struct kv_finding *findings,
+                      int32_t count);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,243 @@
+/* The engine's life and state: open without a device, start with one, drain, close. */
+#include "server/engine_state.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <time.h>
+
+int64_t kv_now_us(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
+}
+
+struct kv_engine *kv_engine_open(const struct kv_engine_options *options)
+{
+    struct kv_engine *engine = calloc(1, sizeof *engine);
+    if (!engine) return NULL;
+    engine->options = *options;
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_mutex_init(&engine->lock, NULL);
+    pthread_cond_init(&engine->work, &monotonic);
+    pthread_cond_init(&engine->room, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    return engine;
+}
+
+void kv_engine_wait(struct kv_engine *engine, pthread_cond_t *condition, int64_t timeout_us)
+{
+    int64_t until_us = kv_now_us() + timeout_us;
+    struct timespec until = {.tv_sec = until_us / 1000000, .tv_nsec = until_us % 1000000 * 1000};
+    pthread_cond_timedwait(condition, &engine->lock, &until);
+}
+
+/* Runs one batch of zeros of this many rows, so that the first request finds warm code, caches and threads. */
+static bool warm_up(struct kv_engine *engine, int64_t rows, struct kv_error *err)
+{
+    const struct kv_geometry *geometry = &engine->geometry;
+    struct kv_job job = {.engine = engine};
+    uint64_t hidden_bytes = (uint64_t)rows * (uint64_t)geometry->hidden * 2;
+    uint64_t body_bytes = hidden_bytes + (uint64_t)rows * 8;
+    uint64_t reply_bytes = 2 * kv_reply_part_bytes(geometry, rows);
+    bool ok = false;
+
+    pthread_mutex_lock(&engine->lock);
+    bool taken = kv_pool_take(&engine->pool, body_bytes, &job.body_range) &&
+                 kv_pool_take(&engine->pool, reply_bytes, &job.reply_range);
+    pthread_mutex_unlock(&engine->lock);
+    job.bases = calloc(2 * (size_t)geometry->layers, sizeof *job.bases);
+    if (!taken || !job.bases) {
+        ok = true; /* a pool too small for this batch will never see it */
+        goto cleanup;
+    }
+    job.body = engine->slab_host + job.body_range.offset;
+    memset(job.body, 0, body_bytes);
+    job.request = (struct kv_request){
+        .kind = KV_HIDDEN_STATES,
+        .tokens = rows,
+        .hidden = {KV_BF16, 2, {rows, geometry->hidden}, job.body, hidden_bytes},
+        .positions = {KV_I64, 1, {rows}, job.body + hidden_bytes, (uint64_t)rows * 8},
+    };
+    ok = kv_engine_run_rows(engine, &job, err);
+cleanup:
+    pthread_mutex_lock(&engine->lock);
+    kv_pool_give(&engine->pool, &job.body_range);
+    kv_pool_give(&engine->pool, &job.reply_range);
+    pthread_mutex_unlock(&engine->lock);
+    free(job.bases);
+    return ok;
+}
+
+static bool make_flights(struct kv_engine *engine, struct kv_error *err)
+{
+    engine->flights = engine->description.batches_max;
+    engine->flight = calloc((size_t)engine->flights, sizeof *engine->flight);
+    if (!engine->flight) return kv_fail(err, KV_DEVICE_OUT_OF_MEMORY, "no memory for the device's batches");
+    for (int32_t i = 0; i < engine->flights; i++) engine->flight[i].batch.item = engine->flight[i].item;
+    return true;
+}
+
+bool kv_engine_start(struct kv_engine *engine, const struct kv_backend_ops *ops, struct kv_backend *backend,
+                     const struct kv_geometry *geometry, struct kv_error *err)
+{
+    struct kv_limits *limits = &engine->options.limits;
+    void *host = NULL;
+    pthread_mutex_lock(&engine->lock);
+    assert(!engine->ops);
+    engine->ops = ops;
+    engine->backend = backend;
+    engine->geometry = *geometry;
+    ops->describe(backend, &engine->description);
+    limits->span_tokens_max = engine->description.span_rows < limits->batch_tokens_max
+                                  ? engine->description.span_rows
+                                  : limits->batch_tokens_max;
+    pthread_mutex_unlock(&engine->lock);
+
+    if (!make_flights(engine, err)) return false;
+    if (!ops->alloc(backend, (size_t)limits->pool_bytes, &engine->slab, &host, err)) return false;
+    engine->slab_host = host;
+    /* Each job holds at most two ranges, and connections bound the jobs; twice that, to be safe at their ends. */
+    if (!kv_pool_open(&engine->pool, limits->pool_bytes, 4 * limits->connections_max + 4))
+        return kv_fail(err, KV_DEVICE_OUT_OF_MEMORY, "no memory for the pool's book");
+    if (!warm_up(engine, 1, err) || !warm_up(engine, limits->span_tokens_max, err)) return false;
+    if (pthread_create(&engine->thread, NULL, kv_engine_serve, engine) != 0)
+        return kv_fail(err, KV_INTERNAL, "the device thread cannot be started");
+
+    pthread_mutex_lock(&engine->lock);
+    engine->thread_started = true;
+    engine->stats = (struct kv_engine_stats){0}; /* warming up is not service */
+    engine->pool.used_max = 0;
+    pthread_mutex_unlock(&engine->lock);
+    return true;
+}
+
+void kv_engine_open_doors(struct kv_engine *engine)
+{
+    pthread_mutex_lock(&engine->lock);
+    assert(engine->thread_started);
+    if (engine->state == KV_ENGINE_STARTING) engine->state = KV_ENGINE_READY;
+    pthread_mutex_unlock(&engine->lock);
+}
+
+void kv_engine_close(struct kv_engine *engine)
+{
+    if (!engine) return;
+    if (engine->thread_started) {
+        pthread_mutex_lock(&engine->lock);
+        engine->stopping = true;
+        pthread_cond_broadcast(&engine->work);
+        pthread_mutex_unlock(&engine->lock);
+        pthread_join(engine->thread, NULL);
+    }
+    assert(engine->jobs == 0);
+    if (engine->ops) {
+        engine->ops->release(engine->backend, engine->slab);
+        engine->ops->close(engine->backend);
+    }
+    kv_pool_close(&engine->pool);
+    free(engine->flight);
+    pthread_cond_destroy(&engine->work);
+    pthread_cond_destroy(&engine->room);
+    pthread_mutex_destroy(&engine->lock);
+    free(engine);
+}
+
+bool kv_engine_check_locked(const struct kv_engine *engine, struct kv_error *err)
+{
+    switch (engine->state) {
+    case KV_ENGINE_STARTING:
+        return kv_fail(err, KV_NOT_READY, "the model is still being loaded");
+    case KV_ENGINE_READY:
+        return true;
+    case KV_ENGINE_DRAINING:
+        return kv_fail(err, KV_DRAINING, "the daemon is stopping and takes no new requests");
+    case KV_ENGINE_LOST:
+        break;
+    }
+    return kv_fail(err, KV_DEVICE_LOST, "the device failed; the daemon has to be restarted");
+}
+
+bool kv_engine_check(struct kv_engine *engine, struct kv_error *err)
+{
+    pthread_mutex_lock(&engine->lock);
+    bool ok = kv_engine_check_locked(engine, err);
+    pthread_mutex_unlock(&engine->lock);
+    return ok;
+}
+
+bool kv_engine_given_up(const struct kv_engine *engine, const struct kv_job *job, struct kv_error *err)
+{
+    if (engine->abandoned)
+        return !kv_fail(err, KV_DRAINING, "the daemon stopped before this request reached the device");
+    int64_t now_us = kv_now_us();
+    if (job->deadline_us && now_us >= job->deadline_us)
+        return !kv_fail(err, KV_DEADLINE_EXCEEDED, "the request's deadline passed %lld ms ago, before the device",
+                        (long long)((now_us - job->deadline_us) / 1000));
+    if (job->gone && job->gone(job->who))
+        return !kv_fail(err, KV_CLIENT_GONE, "the caller closed its connection before the device was free");
+    return false;
+}
+
+void kv_engine_drain(struct kv_engine *engine)
+{
+    pthread_mutex_lock(&engine->lock);
+    if (engine->state != KV_ENGINE_LOST) engine->state = KV_ENGINE_DRAINING;
+    pthread_mutex_unlock(&engine->lock);
+}
+
+void kv_engine_abandon(struct kv_engine *engine)
+{
+    pthread_mutex_lock(&engine->lock);
+    engine->abandoned = true;
+    pthread_cond_broadcast(&engine->room);
+    for (struct kv_job *job = engine->head; job; job = job->next) pthread_cond_signal(&job->done);
+    pthread_mutex_unlock(&engine->lock);
+}
+
+enum kv_engine_state kv_engine_state(struct kv_engine *engine)
+{
+    pthread_mutex_lock(&engine->lock);
+    enum kv_engine_state state = engine->state;
+    pthread_mutex_unlock(&engine->lock);
+    return state;
+}
+
+void kv_engine_stats(struct kv_engine *engine, struct kv_engine_stats *out)
+{
+    pthread_mutex_lock(&engine->lock);
+    *out = engine->stats;
+    out->state = engine->state;
+    out->jobs = engine->jobs;
+    out->waiting = engine->waiters + engine->queued;
+    out->pool_bytes = engine->pool.bytes;
+    out->pool_used_bytes = engine->pool.used;
+    out->pool_used_bytes_max = engine->pool.used_max;
+    pthread_mutex_unlock(&engine->lock);
+}
+
+bool kv_engine_device(struct kv_engine *engine, struct kv_device_info *out)
+{
+    *out = (struct kv_device_info){0};
+    pthread_mutex_lock(&engine->lock);
+    bool known = engine->ops != NULL;
+    if (known) {
+        memcpy(out->kind, engine->description.kind, sizeof out->kind);
+        memcpy(out->name, engine->description.name, sizeof out->name);
+        out->memory_bytes = engine->description.memory_bytes;
+    }
+    pthread_mutex_unlock(&engine->lock);
+    return known;
+}
+
+const struct kv_limits *kv_engine_limits(const struct kv_engine *engine)
+{
+    return &engine->options.limits;
+}
+
+const struct kv_geometry *kv_engine_geometry(const struct kv_engine *engine)
+{
+    return &engine->geometry;
+}

@@ -1,0 +1,68 @@
+/* The inside of the engine, shared by engine.c (life and state), admission.c (memory) and queue.c (the device). */
+#ifndef KV_SERVER_ENGINE_STATE_H
+#define KV_SERVER_ENGINE_STATE_H
+
+#include "server/engine.h"
+
+enum {
+
+    KV_WATCH_US = 20 * 1000 /* how often a waiting thread looks at its deadline and its caller */
+};
+
+/* One batch on its way through the device. */
+struct kv_flight {
+    struct kv_batch batch;
+    struct kv_item item[KV_BATCH_ITEMS_MAX];
+    struct kv_job *job[KV_BATCH_ITEMS_MAX];
+    int64_t submitted_us;
+    bool busy;
+};
+
+/* A thread that waits for pool memory, in order of arrival. */
+struct kv_waiter {
+    struct kv_waiter *next;
+};
+
+struct kv_engine {
+    struct kv_engine_options options;
+    struct kv_geometry geometry;
+    const struct kv_backend_ops *ops;
+    struct kv_backend *backend;
+    struct kv_backend_description description;
+    struct kv_mem *slab;
+    unsigned char *slab_host;
+
+    pthread_mutex_t lock;
+    pthread_cond_t work; /* the device thread: a job was queued, a flight came back, or it is to stop */
+    pthread_cond_t room; /* those who wait for memory */
+    pthread_t thread;
+    bool thread_started, stopping, abandoned;
+    enum kv_engine_state state;
+
+    struct kv_pool pool;
+    struct kv_waiter *first_waiter;
+    int32_t waiters, jobs;
+
+    struct kv_job *head, *tail; /* the queue: jobs with rows that no batch has taken yet */
+    int32_t queued;
+    int64_t queued_rows;
+    struct kv_flight *flight; /* [flights] */
+    int32_t flights, flights_busy;
+
+    struct kv_engine_stats stats; /* only the counters in it */
+};
+
+/* All below: the engine's lock is held. */
+
+/* True when the state lets work begin, else why not. */
+bool kv_engine_check_locked(const struct kv_engine *engine, struct kv_error *err);
+/* Has this job's deadline passed, its caller hung up, or the engine been abandoned? Then says so in err. */
+bool kv_engine_given_up(const struct kv_engine *engine, const struct kv_job *job, struct kv_error *err);
+/* Waits on a condition until it is signalled or KV_WATCH_US passed. */
+void kv_engine_wait(struct kv_engine *engine, pthread_cond_t *condition, int64_t timeout_us);
+
+/* queue.c: what the device thread runs, and a job's way through the device without a look at the state. */
+void *kv_engine_serve(void *engine);
+bool kv_engine_run_rows(struct kv_engine *engine, struct kv_job *job, struct kv_error *err);
+
+#endif

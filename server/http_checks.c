@@ -1,0 +1,144 @@
+/* What is wrong with the head of a request, before its body is read. libmicrohttpd takes requests that other readers
+ * would frame differently (two lengths, a length beside a transfer coding): those are refused here. */
+#include "server/http_exchange.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/random.h>
+
+/* How often each header that frames a body is there. */
+struct framing {
+    int32_t lengths, codings, expects, encodings;
+    const char *length, *coding, *expect, *encoding, *timeout;
+};
+
+static enum MHD_Result note(void *cls, enum MHD_ValueKind kind, const char *key, const char *value)
+{
+    struct framing *framing = cls;
+    (void)kind;
+    if (!value) value = "";
+    if (strcasecmp(key, MHD_HTTP_HEADER_CONTENT_LENGTH) == 0) {
+        framing->lengths++;
+        framing->length = value;
+    } else if (strcasecmp(key, MHD_HTTP_HEADER_TRANSFER_ENCODING) == 0) {
+        framing->codings++;
+        framing->coding = value;
+    } else if (strcasecmp(key, MHD_HTTP_HEADER_EXPECT) == 0) {
+        framing->expects++;
+        framing->expect = value;
+    } else if (strcasecmp(key, MHD_HTTP_HEADER_CONTENT_ENCODING) == 0) {
+        framing->encodings++;
+        framing->encoding = value;
+    } else if (strcasecmp(key, "X-Request-Timeout-Ms") == 0) {
+        framing->timeout = value;
+    }
+    return MHD_YES;
+}
+
+void kv_check_request_id(struct kv_exchange *exchange)
+{
+    const char *given = MHD_lookup_connection_value(exchange->connection, MHD_HEADER_KIND, "X-Request-Id");
+    size_t bytes = given ? strlen(given) : 0;
+    static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
+    if (bytes > 0 && bytes < sizeof exchange->id && strspn(given, allowed) == bytes) {
+        memcpy(exchange->id, given, bytes + 1);
+        return;
+    }
+    uint64_t random[2] = {0};
+    if (getrandom(random, sizeof random, GRND_NONBLOCK) != (ssize_t)sizeof random)
+        random[0] = (uint64_t)kv_now_us(); /* an id is for finding a line in a log, not for keeping a secret */
+    snprintf(exchange->id, sizeof exchange->id, "%016llx%016llx", (unsigned long long)random[0],
+             (unsigned long long)random[1]);
+}
+
+static bool check_framing(const struct framing *framing, struct kv_error *err)
+{
+    if (framing->lengths > 1)
+        return kv_fail_values(err, KV_HEADER_INVALID, "Content-Length", kv_integer(1), kv_integer(framing->lengths),
+                              "Content-Length is given more than once");
+    if (framing->lengths && framing->codings)
+        return kv_fail_param(err, KV_HEADER_INVALID, "Transfer-Encoding",
+                             "Content-Length and Transfer-Encoding are given together");
+    if (framing->codings > 1 || (framing->coding && strcasecmp(framing->coding, "chunked") != 0))
+        return kv_fail_values(err, KV_HEADER_INVALID, "Transfer-Encoding", kv_none(), kv_text(framing->coding),
+                              "this Transfer-Encoding is not read");
+    return true;
+}
+
+/* The number in Content-Length. The HTTP library has refused what is no number. */
+static uint64_t announced_bytes(const struct framing *framing)
+{
+    if (framing->codings) return UINT64_MAX;
+    if (!framing->length) return 0;
+    errno = 0;
+    unsigned long long bytes = strtoull(framing->length, NULL, 10);
+    return errno ? UINT64_MAX : bytes;
+}
+
+/* A caller's own deadline, counted from the head of its request. */
+static bool check_timeout(struct kv_exchange *exchange, const char *text, int64_t *deadline_us)
+{
+    *deadline_us = 0;
+    if (!text) return true;
+    char *end = NULL;
+    errno = 0;
+    long long ms = strtoll(text, &end, 10);
+    if (errno || end == text || *end || ms < 1 || ms > 3600 * 1000)
+        return kv_fail_values(&exchange->err, KV_PARAMETER_INVALID, "X-Request-Timeout-Ms",
+                              kv_text("1 to 3600000"), kv_text(text), "the deadline is no such number");
+    *deadline_us = exchange->began_us + ms * 1000;
+    return true;
+}
+
+/* What every route asks for. */
+static bool check_common(struct kv_exchange *exchange, const struct framing *framing, const char *path)
+{
+    struct kv_error *err = &exchange->err;
+    if (!check_framing(framing, err)) return false;
+    kv_route_find(exchange, path, exchange->method);
+    if (err->fault != KV_OK) return false;
+    if (framing->encodings > 1 || (framing->encoding && strcasecmp(framing->encoding, "identity") != 0))
+        return kv_fail_values(err, KV_MEDIA_TYPE_UNSUPPORTED, "Content-Encoding", kv_text("identity"),
+                              kv_text(framing->encoding), "the body is encoded");
+    if (framing->expects > 1 || (framing->expect && strcasecmp(framing->expect, "100-continue") != 0))
+        return kv_fail_values(err, KV_EXPECTATION_FAILED, "Expect", kv_text("100-continue"),
+                              kv_text(framing->expect), "this expectation cannot be met");
+    return true;
+}
+
+/* What a route that takes a body asks for besides. */
+static bool check_body(struct kv_exchange *exchange, const struct framing *framing)
+{
+    struct kv_error *err = &exchange->err;
+    const struct kv_limits *limits = kv_engine_limits(exchange->http->options.engine);
+    if (!kv_engine_check(exchange->http->options.engine, err)) return false;
+    if (framing->codings || !framing->lengths)
+        return kv_fail_param(err, KV_LENGTH_REQUIRED, "Content-Length",
+                             framing->codings ? "a chunked body is not read: its length must be announced"
+                                              : "the length of the body must be announced");
+    if (exchange->announced > limits->body_bytes_max) {
+        int64_t got = exchange->announced > INT64_MAX ? INT64_MAX : (int64_t)exchange->announced;
+        kv_fail_values(err, KV_PAYLOAD_TOO_LARGE, "Content-Length", kv_integer((int64_t)limits->body_bytes_max),
+                       kv_integer(got), "the body is larger than --max-body");
+        return false;
+    }
+    return kv_engine_accepts(exchange->http->options.engine, exchange->announced, err);
+}
+
+bool kv_check_head(struct kv_exchange *exchange, const char *path, bool *now)
+{
+    struct framing framing = {0};
+    int64_t deadline_us = 0;
+    MHD_get_connection_values(exchange->connection, MHD_HEADER_KIND, note, &framing);
+    exchange->announced = announced_bytes(&framing);
+    bool ok = check_common(exchange, &framing, path) && check_timeout(exchange, framing.timeout, &deadline_us) &&
+              (!exchange->route->takes_body ||
+               (check_body(exchange, &framing) && kv_materialize_admit(exchange, deadline_us)));
+    /* A chunked body may be read to its end like any other; what is framed badly has no end to trust. */
+    *now = exchange->err.fault == KV_HEADER_INVALID || framing.expects > 0 ||
+           (exchange->announced > KV_SWALLOW_BYTES_MAX && !framing.codings);
+    return ok;
+}

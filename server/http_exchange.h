@@ -1,0 +1,89 @@
+/* The inside of the HTTP server: one exchange is one request and its answer; one link is one connection. */
+#ifndef KV_SERVER_HTTP_EXCHANGE_H
+#define KV_SERVER_HTTP_EXCHANGE_H
+
+#include "server/http.h"
+#include "server/http_links.h"
+
+#include <microhttpd.h>
+
+enum {
+    KV_CONNECTION_BYTES = 128 * 1024,  /* libmicrohttpd clears this much for every request on a connection */
+    KV_STACK_BYTES = 512 * 1024,       /* of a connection's thread */
+    KV_SWALLOW_BYTES_MAX = 256 << 20,  /* of a refused body, read so that the client can hear the refusal */
+    KV_SWALLOW_SECONDS = 5
+};
+
+struct kv_http {
+    struct kv_http_options options;
+    struct MHD_Daemon *daemon[KV_LISTENERS_MAX];
+    struct kv_links links;
+    struct kv_metrics metrics;
+    _Atomic int32_t exchanges; /* requests between their head and their completion */
+
+    _Atomic bool retired;      /* not ready any more, though still serving */
+    struct kv_description description; /* set before the engine's doors open, constant after */
+};
+
+struct kv_exchange;
+
+/* A row of the route table. `answer` is called when the body is in. */
+struct kv_route {
+    const char *path; /* exact, or up to its '*' */
+    const char *method, *allow;
+    const char *label; /* in log and metrics */
+    enum MHD_Result (*answer)(struct kv_exchange *exchange);
+    bool takes_body;
+};
+
+/* What an exchange that computes needs until its reply is sent; the reply's free callback ends it. */
+struct kv_delivery {
+    struct kv_job job;
+    unsigned char header[KV_REPLY_HEADER_BYTES_MAX];
+};
+
+struct kv_exchange {
+    struct kv_http *http;
+    struct MHD_Connection *connection;
+    struct kv_link *link;
+    const struct kv_route *route;
+    int32_t route_index;
+    char method[16];
+    char rest[64]; /* of the path: what stands in the place of a route's '*' */
+    char id[KV_REQUEST_ID_BYTES];
+
+    struct kv_error err; /* why this request is refused, as soon as it is known */
+    bool swallowing;     /* refused, and the body is read to its end first */
+    int64_t swallow_until_us;
+    uint64_t announced, received; /* bytes of the body; announced UINT64_MAX: not announced */
+    struct kv_delivery *delivery; /* NULL unless admitted; handed over to the reply */
+
+    int64_t began_us;
+    int status; /* of the answer; 0: none yet */
+    int64_t tokens, queue_us, device_us;
+    uint64_t reply_bytes;
+};
+
+/* http_routes.c */
+const struct kv_route *kv_route_table(int32_t *count);
+/* Sets exchange->route (never NULL), rest and, where there is no such route or method, err. */
+void kv_route_find(struct kv_exchange *exchange, const char *path, const char *method);
+
+/* http_checks.c: what the head of a request says. True: read on. False: err is set; *now says to answer at once. */
+bool kv_check_head(struct kv_exchange *exchange, const char *path, bool *now);
+void kv_check_request_id(struct kv_exchange *exchange);
+
+/* http_materialize.c */
+bool kv_materialize_admit(struct kv_exchange *exchange, int64_t deadline_us);
+enum MHD_Result kv_materialize_answer(struct kv_exchange *exchange);
+void kv_delivery_close(void *delivery);
+
+/* http_reply.c: all queue the answer. */
+enum MHD_Result kv_reply_error(struct kv_exchange *exchange, bool close);
+enum MHD_Result kv_reply_text(struct kv_exchange *exchange, const char *content_type, char *text /* freed */);
+enum MHD_Result kv_reply_send(struct kv_exchange *exchange, int status, const char *content_type,
+                              struct MHD_Response *response);
+const char *kv_reason(int status);
+size_t kv_late_upload_answer(const char *request_id, char *to, size_t room);
+
+#endif

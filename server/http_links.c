@@ -1,0 +1,121 @@
+/* Deadlines of connections. Sockets stay the HTTP library's: here they are only shut down, never closed. */
+#include "server/http_links.h"
+
+#include "server/engine.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+
+enum { LOOK_MS = 250 };
+
+static void cut(struct kv_link *link)
+{
+    if (link->phase == KV_LINK_UPLOAD) {
+        char answer[2048];
+        size_t bytes = link->links->late_answer(link->id, answer, sizeof answer);
+        send(link->fd, answer, bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
+    }
+    link->phase = KV_LINK_CUT;
+    shutdown(link->fd, SHUT_RDWR);
+}
+
+static void *look(void *of)
+{
+    struct kv_links *links = of;
+    pthread_mutex_lock(&links->lock);
+    while (!links->stopping) {
+        int64_t now_us = kv_now_us();
+        for (struct kv_link *link = links->first; link; link = link->next)
+            if (link->phase != KV_LINK_CUT && link->deadline_us && now_us >= link->deadline_us) cut(link);
+        int64_t until_us = now_us + LOOK_MS * 1000;
+        struct timespec until = {.tv_sec = until_us / 1000000, .tv_nsec = until_us % 1000000 * 1000};
+        pthread_cond_timedwait(&links->wake, &links->lock, &until);
+    }
+    pthread_mutex_unlock(&links->lock);
+    return NULL;
+}
+
+bool kv_links_open(struct kv_links *links, kv_late_answer *late_answer)
+{
+    pthread_condattr_t monotonic;
+    *links = (struct kv_links){.late_answer = late_answer};
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_mutex_init(&links->lock, NULL);
+    pthread_cond_init(&links->wake, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    links->started = pthread_create(&links->thread, NULL, look, links) == 0;
+    return links->started;
+}
+
+void kv_links_close(struct kv_links *links)
+{
+    if (links->started) {
+        pthread_mutex_lock(&links->lock);
+        links->stopping = true;
+        pthread_cond_signal(&links->wake);
+        pthread_mutex_unlock(&links->lock);
+        pthread_join(links->thread, NULL);
+    }
+    pthread_cond_destroy(&links->wake);
+    pthread_mutex_destroy(&links->lock);
+}
+
+struct kv_link *kv_link_open(struct kv_links *links, int fd, int64_t deadline_us)
+{
+    struct kv_link *link = calloc(1, sizeof *link);
+    if (!link) return NULL;
+    link->links = links;
+    link->fd = fd;
+    link->deadline_us = deadline_us;
+    pthread_mutex_lock(&links->lock);
+    link->next = links->first;
+    if (link->next) link->next->previous = link;
+    links->first = link;
+    pthread_mutex_unlock(&links->lock);
+    return link;
+}
+
+void kv_link_close(struct kv_link *link)
+{
+    if (!link) return;
+    struct kv_links *links = link->links;
+    pthread_mutex_lock(&links->lock);
+    *(link->previous ? &link->previous->next : &links->first) = link->next;
+    if (link->next) link->next->previous = link->previous;
+    pthread_mutex_unlock(&links->lock);
+    free(link);
+}
+
+bool kv_link_enter(struct kv_link *link, enum kv_link_phase phase, int64_t deadline_us, const char *id)
+{
+    pthread_mutex_lock(&link->links->lock);
+    bool alive = link->phase != KV_LINK_CUT;
+    if (alive) {
+        link->phase = phase;
+        link->deadline_us = deadline_us;
+        snprintf(link->id, sizeof link->id, "%s", id ? id : "");
+    }
+    pthread_mutex_unlock(&link->links->lock);
+    return alive;
+}
+
+void kv_links_cut(struct kv_links *links, enum kv_link_phase phase)
+{
+    pthread_mutex_lock(&links->lock);
+    for (struct kv_link *link = links->first; link; link = link->next)
+        if (link->phase == phase) cut(link);
+    pthread_mutex_unlock(&links->lock);
+}
+
+bool kv_link_gone(void *of)
+{
+    struct kv_link *link = of;
+    char byte;
+    ssize_t seen = recv(link->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    return seen == 0 || (seen < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
+}

@@ -1,0 +1,56 @@
+/* Open connections and their deadlines. The HTTP library only knows timeouts of silence: a client that trickles a byte
+ * a second would hold memory for ever. One thread looks at all connections and cuts the late ones. */
+#ifndef KV_SERVER_HTTP_LINKS_H
+#define KV_SERVER_HTTP_LINKS_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum kv_link_phase {
+    KV_LINK_IDLE,   /* between requests, or a head on its way */
+    KV_LINK_UPLOAD, /* a body on its way in */
+    KV_LINK_WORK,   /* no deadline: the engine watches */
+    KV_LINK_REPLY,  /* a reply on its way out */
+    KV_LINK_CUT     /* was late; nothing more is to be sent */
+};
+
+struct kv_links;
+
+struct kv_link {
+    struct kv_links *links;
+    struct kv_link *next, *previous;
+    int fd;
+    enum kv_link_phase phase;
+    int64_t deadline_us;
+    char id[129]; /* of the request whose upload may be late */
+};
+
+/* Writes the whole answer to a late upload, at most `room` bytes, and returns how many. */
+typedef size_t kv_late_answer(const char *request_id, char *to, size_t room);
+
+struct kv_links {
+    kv_late_answer *late_answer;
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    pthread_t thread;
+    bool started, stopping;
+    struct kv_link *first;
+};
+
+bool kv_links_open(struct kv_links *links, kv_late_answer *late_answer) __attribute__((warn_unused_result));
+void kv_links_close(struct kv_links *links); /* every link is closed before */
+
+/* NULL when memory is out. */
+struct kv_link *kv_link_open(struct kv_links *links, int fd, int64_t deadline_us);
+void kv_link_close(struct kv_link *link); /* NULL is fine */
+
+/* Enters a phase with a deadline (0: none); `id` is for KV_LINK_UPLOAD. False: the link was cut already. */
+bool kv_link_enter(struct kv_link *link, enum kv_link_phase phase, int64_t deadline_us, const char *id);
+/* Cuts every link in this phase now. */
+void kv_links_cut(struct kv_links *links, enum kv_link_phase phase);
+/* Has the peer closed its side? */
+bool kv_link_gone(void *link);
+
+#endif

@@ -1,0 +1,124 @@
+/* The route table and the answers that need no device. */
+#include "server/http_exchange.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define JSON "application/json"
+
+static enum MHD_Result answer_health(struct kv_exchange *exchange)
+{
+    return kv_reply_text(exchange, JSON, strdup("{\"live\":true}\n"));
+}
+
+static enum MHD_Result answer_ready(struct kv_exchange *exchange)
+{
+    struct kv_http *http = exchange->http;
+    bool ready = kv_engine_check(http->options.engine, &exchange->err);
+    if (ready && atomic_load(&http->retired))
+        ready = kv_fail(&exchange->err, KV_DRAINING, "the daemon is about to stop");
+    if (!ready) return kv_reply_error(exchange, false);
+    return kv_reply_text(exchange, JSON, strdup("{\"ready\":true}\n"));
+}
+
+static enum MHD_Result answer_model(struct kv_exchange *exchange)
+{
+    struct kv_http *http = exchange->http;
+    enum kv_engine_state state = kv_engine_state(http->options.engine);
+    if (state == KV_ENGINE_STARTING) {
+        kv_fail(&exchange->err, KV_NOT_READY, "the model is still being loaded");
+        return kv_reply_error(exchange, false);
+    }
+    struct kv_description description = http->description;
+    description.ready = state == KV_ENGINE_READY && !atomic_load(&http->retired);
+    return kv_reply_text(exchange, JSON, kv_description_encode(&description));
+}
+
+static enum MHD_Result answer_catalogue(struct kv_exchange *exchange)
+{
+    return kv_reply_text(exchange, JSON, kv_catalogue_encode(kv_http_status));
+}
+
+static enum MHD_Result answer_catalogue_row(struct kv_exchange *exchange)
+{
+    enum kv_fault fault = kv_fault_find(exchange->rest);
+    if (fault == KV_OK) {
+        kv_fail_values(&exchange->err, KV_NOT_FOUND, "code", kv_none(), kv_text(exchange->rest),
+                       "there is no such error code");
+        kv_error_hint(&exchange->err, "GET /v1/errors lists every code.");
+        return kv_reply_error(exchange, false);
+    }
+    return kv_reply_text(exchange, JSON, kv_catalogue_row_encode(fault, kv_http_status));
+}
+
+static enum MHD_Result answer_metrics(struct kv_exchange *exchange)
+{
+    struct kv_http *http = exchange->http;
+    const char *labels[KV_ROUTES_MAX];
+    struct kv_engine_stats stats;
+    int32_t count = 0;
+    const struct kv_route *table = kv_route_table(&count);
+    for (int32_t i = 0; i < count; i++) labels[i] = table[i].label;
+    kv_engine_stats(http->options.engine, &stats);
+    const struct kv_metrics_view view = {
+        .metrics = &http->metrics,
+        .routes = labels,
+        .route_count = count,
+        .engine = &stats,
+        .model = http->options.model,
+        .version = http->options.version,
+    };
+    return kv_reply_text(exchange, "text/plain; version=0.0.4; charset=utf-8", kv_metrics_print(&view));
+}
+
+/* Only reached through a fault: what has no route is refused before its body is read. */
+static enum MHD_Result answer_nothing(struct kv_exchange *exchange)
+{
+    return kv_reply_error(exchange, false);
+}
+
+static const struct kv_route table[] = {
+    {"", "", "", "none", answer_nothing, false}, /* the first: no route at all */
+    {"/health", "GET", "GET, HEAD", "health", answer_health, false},
+    {"/ready", "GET", "GET, HEAD", "ready", answer_ready, false},
+    {"/v1/model", "GET", "GET, HEAD", "model", answer_model, false},
+    {"/v1/errors", "GET", "GET, HEAD", "errors", answer_catalogue, false},
+    {"/v1/errors/*", "GET", "GET, HEAD", "errors", answer_catalogue_row, false},
+    {"/metrics", "GET", "GET, HEAD", "metrics", answer_metrics, false},
+    {"/v1/materialize", "POST", "POST", "materialize", kv_materialize_answer, true},
+};
+_Static_assert(sizeof table / sizeof table[0] <= KV_ROUTES_MAX, "the metrics count this many routes");
+
+const struct kv_route *kv_route_table(int32_t *count)
+{
+    *count = (int32_t)(sizeof table / sizeof table[0]);
+    return table;
+}
+
+/* Does the path fit? *rest is what stands in the place of a final '*', which takes one whole segment. */
+static bool fits(const char *pattern, const char *path, const char **rest)
+{
+    size_t fixed = strcspn(pattern, "*");
+    if (pattern[fixed] == '\0') return strcmp(pattern, path) == 0;
+    if (strncmp(pattern, path, fixed) != 0 || path[fixed] == '\0' || strchr(path + fixed, '/')) return false;
+    *rest = path + fixed;
+    return true;
+}
+
+void kv_route_find(struct kv_exchange *exchange, const char *path, const char *method)
+{
+    for (size_t i = 1; i < sizeof table / sizeof table[0]; i++) {
+        const char *rest = "";
+        if (!fits(table[i].path, path, &rest)) continue;
+        exchange->route = &table[i];
+        exchange->route_index = (int32_t)i;
+        snprintf(exchange->rest, sizeof exchange->rest, "%s", rest);
+        bool head = strcmp(method, "HEAD") == 0 && strcmp(table[i].method, "GET") == 0;
+        if (!head && strcmp(method, table[i].method) != 0)
+            kv_fail_values(&exchange->err, KV_METHOD_NOT_ALLOWED, "method", kv_text(table[i].allow), kv_text(method),
+                           "%s does not take this method", table[i].path);
+        return;
+    }
+    kv_fail_values(&exchange->err, KV_NOT_FOUND, "path", kv_none(), kv_text(path), "there is nothing at this path");
+}

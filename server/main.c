@@ -1,0 +1,25 @@
+/* kvmatd: reads the options and does what they say. */
+#include "server/log.h"
+#include "server/service.h"
+#include "server/version.h"
+
+int main(int argc, char **argv)
+{
+    struct kv_options options;
+    struct kv_error err = {0};
+    if (!kv_options_parse(&options, argc, argv, &err)) {
+        fprintf(stderr, "kvmatd: %s\n", err.message);
+        if (err.hint[0]) fprintf(stderr, "%s\n", err.hint);
+        return KV_EXIT_USAGE;
+    }
+    if (options.help) {
+        kv_options_print_help(stdout);
+        return KV_EXIT_OK;
+    }
+    if (options.version) {
+        printf("kvmatd %s\n", kv_version);
+        return KV_EXIT_OK;
+    }
+    kv_log_open(options.log_json ? KV_LOG_JSON : KV_LOG_TEXT);
+    return (int)(options.check ? kv_service_check(&options) : kv_service_run(&options));
+}
