@@ -44,7 +44,7 @@ libs = $(shell $(PKG_CONFIG) --libs $(1))
 quiet = $(if $(V),,@)
 say   = $(if $(V),,@printf '  %-5s %s\n' $(1) $(2))
 
-.PHONY: all help
+.PHONY: all tests check check-built demo demo-built bench bench-built layers format lint docs asan tsan fuzz clean help
 all: $(DAEMON) $(TOOL) $(REFERENCE) ## build kvmatd and kvmat in build/release/ (BUILD=debug, asan or tsan elsewhere)
 	@printf '%s\n' "$(if $(NVCC),CUDA: a toolkit is at $(CUDA)$(comma) but this version has no CUDA backend yet: built for the CPU.,CUDA: no toolkit found: built for the CPU.)"
 comma := ,
@@ -57,6 +57,7 @@ $(OUT)/%.o: %.c
 
 # The arithmetic is compiled as if for speed in every mode; asan and tsan keep their checks.
 CFLAGS_kernels := -O3
+CFLAGS_kernels_cpu_gemm := -ffp-contract=fast # vectors have no other way to ask for a fused multiply-add
 CFLAGS_server_version := -DKV_VERSION='"$(VERSION)"'
 
 define room
@@ -77,18 +78,78 @@ $(1): $(2)
 endef
 $(eval $(call program,$(DAEMON),$(OUT)/server/main.o $(SERVER) $(KERNELS) $(PROTOCOL),$(LIBS_server)))
 $(eval $(call program,$(TOOL),$(OUT)/client/kvmat.o $(CLIENT) $(PROTOCOL),$(LIBS_protocol)))
-$(eval $(call program,$(REFERENCE),$(OUT)/tests/reference.o $(PROTOCOL),$(LIBS_protocol)))
+# The independent check: float64 from the checkpoint's own values, without kernels/ or server/.
+$(eval $(call program,$(REFERENCE),$(call objs,$(wildcard tests/reference*.c)) $(PROTOCOL),$(LIBS_protocol)))
 
-# A test of a room links that room and what is below it: tests/test_<room>_<what>.c.
 # What tests share stands beside them, in tests/*.c without a prefix, and is linked where it is used.
 KIT := $(OUT)/libkit.a
 KIT_SOURCES := $(filter-out tests/test_% tests/bench_% tests/fuzz_% tests/reference%,$(wildcard tests/*.c))
 $(KIT): $(call objs,$(KIT_SOURCES))
 	$(call say,AR,$@)
 	$(quiet)rm -f $@ && $(AR) rcs $@ $^
+# A test of a room links that room and what is below it: tests/test_<room>_<what>.c.
 rooms_protocol := $(PROTOCOL)
 rooms_kernels  := $(KIT) $(KERNELS) $(PROTOCOL)
 rooms_server   := $(KIT) $(SERVER) $(CLIENT) $(KERNELS) $(PROTOCOL)
 rooms_client   := $(CLIENT) $(PROTOCOL)
 room_of = $(word 2,$(subst _, ,$(notdir $(1))))
 $(foreach t,$(TESTS),$(eval $(call program,$(t),$(t).o $(rooms_$(call room_of,$(t))),$(LIBS_server) check)))
+
+BENCHES := $(patsubst tests/%.c,$(OUT)/tests/%,$(sort $(wildcard tests/bench_*.c)))
+# OpenBLAS is the opponent of one benchmark and of nothing else; it is asked for when a benchmark is linked.
+$(foreach b,$(BENCHES),$(eval $(call program,$(b),$(b).o $(rooms_server),$(LIBS_server) openblas)))
+
+-include $(shell find $(OUT) -name '*.d' 2>/dev/null)
+
+tests: all $(TESTS) ## build the daemon, the command and every test
+
+# The targets below first make sure of the Debian packages they need, then call make again: only then are the
+# libraries' flags known.
+AGAIN := $(MAKE) --no-print-directory -j $(shell nproc 2>/dev/null || echo 2)
+
+check: ## install what is missing, build, run every test
+	$(quiet)tests/packages.sh check
+	$(quiet)$(AGAIN) check-built
+check-built: layers tests
+	$(quiet)tests/run.sh $(OUT)
+
+demo: ## install what is missing, build, serve a checkpoint and verify one answer
+	$(quiet)tests/packages.sh build demo
+	$(quiet)$(AGAIN) demo-built
+demo-built: all
+	$(quiet)tests/demo.sh $(OUT)
+
+bench: ## measure: the CPU stage, HTTP and loading, each beside its opponent
+	$(quiet)tests/packages.sh bench
+	$(quiet)$(AGAIN) bench-built
+bench-built: all $(BENCHES)
+	$(quiet)tests/bench.sh $(OUT)
+
+asan: ## every test under AddressSanitizer and UndefinedBehaviorSanitizer
+	$(quiet)$(AGAIN) BUILD=asan check-built
+tsan: ## every test under ThreadSanitizer
+	$(quiet)$(AGAIN) BUILD=tsan check-built
+
+layers: ## who may include whom, lengths of files and functions
+	$(quiet)tests/check_layers.sh
+
+format: ## rewrite the sources in the house's format
+	$(quiet)tests/format.sh
+
+lint: ## clang-tidy, cppcheck and shellcheck
+	$(quiet)tests/packages.sh lint
+	$(quiet)tests/lint.sh
+
+docs: $(TOOL) ## write protocol/ERRORS.md from the table
+	$(quiet)$(TOOL) explain --all --markdown > protocol/ERRORS.md
+
+FUZZ_SECONDS ?= 60
+CLANG ?= clang
+fuzz: ## both fuzz targets, FUZZ_SECONDS each (needs clang)
+	$(quiet)CC="$(CLANG)" tests/fuzz.sh $(FUZZ_SECONDS)
+
+clean: ## remove build/
+	rm -rf build
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12

@@ -164,7 +164,7 @@ static void compose(struct kv_error *err, enum kv_fault fault, const char *param
     vsnprintf(draft, sizeof draft, format, arguments);
     print_values(&expected, &got, values, sizeof values);
     kv_text_print(draft, err->message, sizeof err->message - strlen(values));
-    strcat(err->message, values);
+    memcpy(err->message + strlen(err->message), values, strlen(values) + 1);
     kv_text_print(param ? param : "", err->param, sizeof err->param);
     err->hint[0] = '\0';
     err->expected = expected;

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Fifteen digits of anything larger round to a number that no reader takes. */
+/* Fifteen digits of anything larger round to a number that no reader takes: such are strings. */
 #define REAL_MAX 1.797693134862315e308
 
 json_t *kv_json_text(const char *text)
@@ -27,7 +27,8 @@ json_t *kv_json_text_or_null(const char *text)
 json_t *kv_json_real(double real)
 {
     if (isnan(real)) return json_string("NaN");
-    if (real > REAL_MAX || real < -REAL_MAX) return json_string(real > 0 ? "Infinity" : "-Infinity");
+    if (isinf(real)) return json_string(real > 0 ? "Infinity" : "-Infinity");
+    if (fabs(real) > REAL_MAX) return json_sprintf("%.17g", real);
     return json_real(kv_real_shorten(real));
 }
 

@@ -182,6 +182,7 @@ static bool read_request(struct kv_request *request, const struct kv_document *d
     if (!find_parts(&parts, document, geometry, err)) return false;
     const struct kv_tensor *hidden = parts.hidden_states ? parts.hidden_states : parts.target_hidden;
     enum kv_input_kind kind = parts.hidden_states ? KV_HIDDEN_STATES : KV_TARGET_HIDDEN;
+    assert(hidden && parts.positions);
     if (!check_dtypes(hidden, parts.positions, err)) return false;
     if (!check_shapes(hidden, parts.positions, kind, geometry, err)) return false;
     if (!check_tokens(hidden->dims[0], limits, err)) return false;
