@@ -106,12 +106,14 @@ static void note_end(struct kv_exchange *exchange, enum MHD_RequestTerminationCo
 {
     if (how == MHD_REQUEST_TERMINATED_COMPLETED_OK) return;
     bool cut = !kv_link_enter(exchange->link, KV_LINK_IDLE, 0, NULL);
-    if (exchange->status)
+    if (exchange->status) {
         kv_fail(&exchange->err, KV_CLIENT_GONE, cut ? "the reply was not taken in time" : "the reply was not taken");
-    else if (cut || how == MHD_REQUEST_TERMINATED_TIMEOUT_REACHED)
+    } else if (cut || how == MHD_REQUEST_TERMINATED_TIMEOUT_REACHED) {
         kv_fail(&exchange->err, KV_UPLOAD_TIMEOUT, "the body did not arrive in time");
-    else
+        if (cut) exchange->status = 408; /* written by whoever cut the link */
+    } else {
         kv_fail(&exchange->err, KV_CLIENT_GONE, "the connection closed before an answer");
+    }
 }
 
 static void complete(void *cls, struct MHD_Connection *connection, void **context,

@@ -269,8 +269,9 @@ bool kv_engine_run_rows(struct kv_engine *engine, struct kv_job *job, struct kv_
     job->reply_bytes = 2 * part_bytes;
 
     job->queued_us = job->submitted_us = job->done_us = kv_now_us();
-    bool alone = engine->flights_busy == 0 && !engine->head && job->rows <= limits->span_tokens_max &&
-                 engine->options.batch_delay_us == 0;
+    /* Warming up, there is no device thread yet to hand over to. */
+    bool joins = engine->options.batch_delay_us > 0 && engine->thread_started;
+    bool alone = !joins && engine->flights_busy == 0 && !engine->head && job->rows <= limits->span_tokens_max;
     struct kv_flight *flight = alone && job->rows > 0 ? idle_flight(engine) : NULL;
     if (flight) {
         board(engine, flight, job, job->rows);
