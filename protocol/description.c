@@ -87,8 +87,8 @@ static json_t *finding_json(const struct kv_finding *finding)
                 kv_json_put(json, "error", kv_json_text(error->message)) &&
                 kv_json_put(json, "layer", finding->layer < 0 ? json_null() : json_integer(finding->layer)) &&
                 kv_json_put(json, "tensor", kv_json_text_or_null(error->param)) &&
-                kv_json_put(json, "expected", kv_json_value(&error->expected)) &&
-                kv_json_put(json, "got", kv_json_value(&error->got)) &&
+                kv_json_put(json, "expected", kv_value_json(&error->expected)) &&
+                kv_json_put(json, "got", kv_value_json(&error->got)) &&
                 kv_json_put(json, "hint", kv_json_text(hint));
     return kv_json_made(json, made);
 }

@@ -15,8 +15,8 @@ char *kv_error_encode(const struct kv_error *err, int status, const char *reason
                 kv_json_put(json, "type", json_string("about:blank")) &&
                 kv_json_put(json, "detail", kv_json_text(err->message)) &&
                 kv_json_put(json, "param", kv_json_text_or_null(err->param)) &&
-                kv_json_put(json, "expected", kv_json_value(&err->expected)) &&
-                kv_json_put(json, "got", kv_json_value(&err->got)) &&
+                kv_json_put(json, "expected", kv_value_json(&err->expected)) &&
+                kv_json_put(json, "got", kv_value_json(&err->got)) &&
                 kv_json_put(json, "hint", kv_json_text(hint)) &&
                 kv_json_put(json, "request_id", kv_json_text(request_id));
     return kv_json_dump(kv_json_made(json, made));

@@ -58,7 +58,7 @@ static json_t *shape(const struct kv_value *value)
     return kv_json_made(array, made);
 }
 
-json_t *kv_json_value(const struct kv_value *value)
+json_t *kv_value_json(const struct kv_value *value)
 {
     switch (value->kind) {
     case KV_VALUE_INTEGER: return json_integer(value->integer);

@@ -19,7 +19,7 @@ json_t *kv_json_real(double real);
 /* Over INT64_MAX: INT64_MAX. */
 json_t *kv_json_size(uint64_t size);
 /* A number, string or array; NONE is null. */
-json_t *kv_json_value(const struct kv_value *value);
+json_t *kv_value_json(const struct kv_value *value);
 /* Adds a member; takes `value`. False where either is NULL or memory is out, so that members can be chained
  * by &&. */
 bool kv_json_put(json_t *object, const char *key, json_t *value);
