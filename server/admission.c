@@ -10,7 +10,7 @@ static uint64_t reply_bytes_bound(const struct kv_engine *engine, uint64_t body_
 {
     int64_t tokens =
         kv_request_tokens_bound(&engine->geometry, body_bytes, engine->options.limits.tokens_max);
-    return 2 * kv_reply_part_bytes(&engine->geometry, tokens);
+    return KV_REPLY_HEADER_BYTES_MAX + 2 * kv_reply_part_bytes(&engine->geometry, tokens);
 }
 
 static bool accepts_locked(const struct kv_engine *engine, uint64_t body_bytes, struct kv_error *err)

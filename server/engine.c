@@ -41,7 +41,7 @@ static bool warm_up(struct kv_engine *engine, int64_t rows, struct kv_error *err
     struct kv_job job = {.engine = engine};
     uint64_t hidden_bytes = (uint64_t)rows * (uint64_t)geometry->hidden * 2;
     uint64_t body_bytes = hidden_bytes + (uint64_t)rows * 8;
-    uint64_t reply_bytes = 2 * kv_reply_part_bytes(geometry, rows);
+    uint64_t reply_bytes = KV_REPLY_HEADER_BYTES_MAX + 2 * kv_reply_part_bytes(geometry, rows);
     bool ok = false;
 
     pthread_mutex_lock(&engine->lock);

@@ -38,7 +38,8 @@ struct kv_job {
 
     unsigned char *body; /* from admit: body_bytes bytes of pool memory to read the body into */
     uint64_t body_bytes;
-    unsigned char *reply;  /* from run: K [layers, T, kv_heads, head_dim], then V; valid until release */
+    unsigned char *reply;  /* from run: K [layers, T, kv_heads, head_dim], then V; valid until release. Before it lie
+                              KV_REPLY_HEADER_BYTES_MAX bytes for the header, so that a reply is one piece */
     uint64_t reply_bytes;
     int64_t queue_us, device_us; /* from run: waited before the device; from the first submit to the last result */
 

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
 /* Takes a piece of the body. */
 static enum MHD_Result take(struct kv_exchange *exchange, const char *data, size_t *bytes)
@@ -18,9 +19,9 @@ static enum MHD_Result take(struct kv_exchange *exchange, const char *data, size
         *bytes = 0;
         return enough ? MHD_NO : MHD_YES;
     }
-    if (exchange->delivery) {
+    if (exchange->job) {
         if (exchange->received > exchange->announced) return MHD_NO;
-        memcpy(exchange->delivery->job.body + before, data, *bytes);
+        memcpy(exchange->job->body + before, data, *bytes);
     }
     *bytes = 0;
     return MHD_YES;
@@ -142,7 +143,7 @@ static void complete(void *cls, struct MHD_Connection *connection, void **contex
         .device_us = exchange->device_us,
         .total_us = total_us,
     });
-    kv_delivery_close(exchange->delivery);
+    kv_job_end(exchange->job);
     int64_t idle_us = kv_engine_limits(http->options.engine)->idle_seconds * 1000000LL;
     kv_link_enter(exchange->link, KV_LINK_IDLE, now_us + 2 * idle_us, NULL);
     free(exchange);
@@ -202,6 +203,7 @@ bool kv_http_open(struct kv_http **out, const struct kv_http_options *options, s
     *out = NULL;
     if (!http) return kv_fail(err, KV_INTERNAL, "no memory for the HTTP server");
     http->options = *options;
+    if (getrandom(&http->id_seed, sizeof http->id_seed, GRND_NONBLOCK) < 0) http->id_seed = (uint64_t)kv_now_us();
     bool ok = kv_links_open(&http->links, kv_late_upload_answer) ||
               kv_fail(err, KV_INTERNAL, "the thread that watches connections cannot be started");
     for (int32_t i = 0; ok && i < options->listeners; i++) {

@@ -21,6 +21,8 @@ struct kv_http {
     struct kv_metrics metrics;
     _Atomic int32_t exchanges; /* requests between their head and their completion */
 
+    uint64_t id_seed;          /* random, of this start */
+    _Atomic uint64_t id_count; /* of the request ids made */
     _Atomic bool retired;      /* not ready any more, though still serving */
     struct kv_description description; /* set before the engine's doors open, constant after */
 };
@@ -34,12 +36,6 @@ struct kv_route {
     const char *label; /* in log and metrics */
     enum MHD_Result (*answer)(struct kv_exchange *exchange);
     bool takes_body;
-};
-
-/* What an exchange that computes needs until its reply is sent; the reply's free callback ends it. */
-struct kv_delivery {
-    struct kv_job job;
-    unsigned char header[KV_REPLY_HEADER_BYTES_MAX];
 };
 
 struct kv_exchange {
@@ -56,7 +52,7 @@ struct kv_exchange {
     bool swallowing;     /* refused, and the body is read to its end first */
     int64_t swallow_until_us;
     uint64_t announced, received; /* bytes of the body; announced UINT64_MAX: not announced */
-    struct kv_delivery *delivery; /* NULL unless admitted; handed over to the reply */
+    struct kv_job *job; /* NULL unless admitted; handed over to the reply, whose free callback ends it */
 
     int64_t began_us;
     int status; /* of the answer; 0: none yet */
@@ -76,7 +72,7 @@ void kv_check_request_id(struct kv_exchange *exchange);
 /* http_materialize.c */
 bool kv_materialize_admit(struct kv_exchange *exchange, int64_t deadline_us);
 enum MHD_Result kv_materialize_answer(struct kv_exchange *exchange);
-void kv_delivery_close(void *delivery);
+void kv_job_end(void *job); /* releases and frees; NULL is fine */
 
 /* http_reply.c: all queue the answer. */
 enum MHD_Result kv_reply_error(struct kv_exchange *exchange, bool close);

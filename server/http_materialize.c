@@ -4,74 +4,80 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-void kv_delivery_close(void *of)
+void kv_job_end(void *of)
 {
-    struct kv_delivery *delivery = of;
-    if (!delivery) return;
-    kv_engine_release(&delivery->job);
-    free(delivery);
+    struct kv_job *job = of;
+    if (!job) return;
+    kv_engine_release(job);
+    free(job);
 }
 
 bool kv_materialize_admit(struct kv_exchange *exchange, int64_t deadline_us)
 {
-    struct kv_delivery *delivery = calloc(1, sizeof *delivery);
-    if (!delivery) return kv_fail(&exchange->err, KV_INTERNAL, "no memory for a request");
-    delivery->job.deadline_us = deadline_us;
-    delivery->job.gone = kv_link_gone;
-    delivery->job.who = exchange->link;
-    if (!kv_engine_admit(exchange->http->options.engine, &delivery->job, exchange->announced, &exchange->err)) {
-        kv_delivery_close(delivery);
+    struct kv_job *job = calloc(1, sizeof *job);
+    if (!job) return kv_fail(&exchange->err, KV_INTERNAL, "no memory for a request");
+    job->deadline_us = deadline_us;
+    job->gone = kv_link_gone;
+    job->who = exchange->link;
+    if (!kv_engine_admit(exchange->http->options.engine, job, exchange->announced, &exchange->err)) {
+        kv_job_end(job);
         return false;
     }
-    exchange->queue_us = delivery->job.queue_us;
-    exchange->delivery = delivery;
+    exchange->queue_us = job->queue_us;
+    exchange->job = job;
     return true;
 }
 
-static bool compute(struct kv_exchange *exchange, size_t *header_bytes)
+static bool compute(struct kv_exchange *exchange)
 {
     struct kv_http *http = exchange->http;
-    struct kv_job *job = &exchange->delivery->job;
-    const struct kv_geometry *geometry = kv_engine_geometry(http->options.engine);
+    struct kv_job *job = exchange->job;
     const struct kv_request_limits limits = {kv_engine_limits(http->options.engine)->tokens_max};
     if (exchange->received != exchange->announced)
         return kv_fail_values(&exchange->err, KV_SIZE_MISMATCH, "Content-Length",
                               kv_integer((int64_t)exchange->announced), kv_integer((int64_t)exchange->received),
                               "the body has another length than announced");
-    if (!kv_request_decode(&job->request, job->body, job->body_bytes, geometry, &limits, &exchange->err))
+    if (!kv_request_decode(&job->request, job->body, job->body_bytes, kv_engine_geometry(http->options.engine), &limits,
+                           &exchange->err))
         return false;
     exchange->tokens = job->request.tokens;
     bool ok = kv_engine_run(job, &exchange->err);
     exchange->queue_us = job->queue_us;
     exchange->device_us = job->device_us;
-    if (!ok) return false;
-    kv_engine_release_body(job);
-    return kv_reply_encode(exchange->delivery->header, sizeof exchange->delivery->header, geometry, exchange->tokens,
-                           http->options.model, http->description.fingerprint, exchange->id, header_bytes, &exchange->err);
+    if (ok) kv_engine_release_body(job);
+    return ok;
+}
+
+/* Puts the header right before K, where the engine left room: the reply is one piece and goes out in one call. */
+static unsigned char *head_reply(struct kv_exchange *exchange)
+{
+    unsigned char header[KV_REPLY_HEADER_BYTES_MAX];
+    const struct kv_http *http = exchange->http;
+    size_t bytes = 0;
+    if (!kv_reply_encode(header, sizeof header, kv_engine_geometry(http->options.engine), exchange->tokens,
+                         http->options.model, http->description.fingerprint, exchange->id, &bytes, &exchange->err))
+        return NULL;
+    exchange->reply_bytes = bytes + exchange->job->reply_bytes;
+    return memcpy(exchange->job->reply - bytes, header, bytes);
 }
 
 enum MHD_Result kv_materialize_answer(struct kv_exchange *exchange)
 {
-    size_t header_bytes = 0;
     /* The library counts silence also while a request computes: no timeout until there is an answer. */
     MHD_set_connection_option(exchange->connection, MHD_CONNECTION_OPTION_TIMEOUT, 0u);
-    bool ok = compute(exchange, &header_bytes);
+    unsigned char *reply = compute(exchange) ? head_reply(exchange) : NULL;
     MHD_set_connection_option(exchange->connection, MHD_CONNECTION_OPTION_TIMEOUT,
                               (unsigned int)kv_engine_limits(exchange->http->options.engine)->idle_seconds);
-    if (!ok) {
-        kv_delivery_close(exchange->delivery);
-        exchange->delivery = NULL;
+    if (!reply) {
+        kv_job_end(exchange->job);
+        exchange->job = NULL;
         if (exchange->err.fault == KV_CLIENT_GONE) return MHD_NO;
         return kv_reply_error(exchange, false);
     }
-    struct kv_delivery *delivery = exchange->delivery;
-    const struct MHD_IoVec parts[2] = {{delivery->header, header_bytes},
-                                       {delivery->job.reply, (size_t)delivery->job.reply_bytes}};
-    exchange->reply_bytes = header_bytes + delivery->job.reply_bytes;
-    struct MHD_Response *response = MHD_create_response_from_iovec(
-        parts, delivery->job.reply_bytes > 0 ? 2 : 1, kv_delivery_close, delivery);
+    struct MHD_Response *response = MHD_create_response_from_buffer_with_free_callback_cls(
+        exchange->reply_bytes, reply, kv_job_end, exchange->job);
     if (!response) return MHD_NO;
-    exchange->delivery = NULL; /* the response ends it now, sent or not */
+    exchange->job = NULL; /* the response ends it now, sent or not */
     char timing[96];
     snprintf(timing, sizeof timing, "queue;dur=%.3f, device;dur=%.3f", (double)exchange->queue_us / 1e3,
              (double)exchange->device_us / 1e3);

@@ -138,7 +138,7 @@ static void land(struct kv_engine *engine, struct kv_flight *flight, const struc
         engine->stats.device_us += (uint64_t)(now_us - flight->submitted_us);
     }
     flight->busy = false;
-    pthread_cond_signal(&engine->work);
+    if (engine->head) pthread_cond_signal(&engine->work); /* waking a thread for nothing costs a request 10 us */
 }
 
 /* Hands a filled flight to the device; books the failure when the device does not take it. */
@@ -260,12 +260,12 @@ bool kv_engine_run_rows(struct kv_engine *engine, struct kv_job *job, struct kv_
     job->rows_submitted = job->rows_done = 0;
 
     pthread_mutex_lock(&engine->lock);
-    kv_pool_shrink(&engine->pool, &job->reply_range, 2 * part_bytes);
+    kv_pool_shrink(&engine->pool, &job->reply_range, KV_REPLY_HEADER_BYTES_MAX + 2 * part_bytes);
     pthread_cond_broadcast(&engine->room);
+    uint64_t reply_at = job->reply_range.offset + KV_REPLY_HEADER_BYTES_MAX;
     for (int32_t i = 0; i < 2 * engine->geometry.layers; i++)
-        job->bases[i] =
-            (struct kv_ref){engine->slab, job->reply_range.offset + (uint64_t)i * layer_bytes};
-    job->reply = engine->slab_host + job->reply_range.offset;
+        job->bases[i] = (struct kv_ref){engine->slab, reply_at + (uint64_t)i * layer_bytes};
+    job->reply = engine->slab_host + reply_at;
     job->reply_bytes = 2 * part_bytes;
 
     job->queued_us = job->submitted_us = job->done_us = kv_now_us();

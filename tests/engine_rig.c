@@ -74,7 +74,7 @@ uint64_t rig_request_bytes(int64_t tokens)
 {
     uint64_t body = body_bytes(tokens);
     int64_t bound = kv_request_tokens_bound(&rig_geometry, body, 16384);
-    return kv_pool_round(body) + kv_pool_round(2 * kv_reply_part_bytes(&rig_geometry, bound));
+    return kv_pool_round(body) + kv_pool_round(KV_REPLY_HEADER_BYTES_MAX + 2 * kv_reply_part_bytes(&rig_geometry, bound));
 }
 
 static int64_t position_of(const struct rig_request *request, int64_t t)
