@@ -1,5 +1,5 @@
-/* Admission: every request's memory, body and worst-case reply together, is reserved before its body is read, so that
- * an admitted request never waits for memory again and nothing can deadlock. */
+/* Admission: every request's memory, body and worst-case reply together, is reserved before its body is read,
+ * so that an admitted request never waits for memory again and nothing can deadlock. */
 #include "server/engine_state.h"
 
 #include <assert.h>
@@ -18,11 +18,11 @@ static bool accepts_locked(const struct kv_engine *engine, uint64_t body_bytes, 
     if (!kv_engine_check_locked(engine, err)) return false;
     uint64_t body = kv_pool_round(body_bytes), reply = kv_pool_round(reply_bytes_bound(engine, body_bytes));
     if (body <= engine->pool.bytes && reply <= engine->pool.bytes - body) return true;
-    kv_fail_values(err, KV_PAYLOAD_TOO_LARGE, "Content-Length", kv_none(), kv_integer((int64_t)body_bytes),
-                   "the body (%llu bytes) and the largest reply it can ask for (%llu bytes) exceed the pool of "
-                   "%llu bytes",
-                   (unsigned long long)body_bytes, (unsigned long long)reply,
-                   (unsigned long long)engine->pool.bytes);
+    kv_fail_values(
+        err, KV_PAYLOAD_TOO_LARGE, "Content-Length", kv_none(), kv_integer((int64_t)body_bytes),
+        "the body (%llu bytes) and the largest reply it can ask for (%llu bytes) exceed the pool of "
+        "%llu bytes",
+        (unsigned long long)body_bytes, (unsigned long long)reply, (unsigned long long)engine->pool.bytes);
     kv_error_hint(err, "Send fewer tokens in one request, or start the daemon with a larger --pool-bytes.");
     return false;
 }

@@ -34,7 +34,8 @@ void kv_engine_wait(struct kv_engine *engine, pthread_cond_t *condition, int64_t
     pthread_cond_timedwait(condition, &engine->lock, &until);
 }
 
-/* Runs one batch of zeros of this many rows, so that the first request finds warm code, caches and threads. */
+/* Runs one batch of zeros of this many rows, so that the first request finds warm code, caches and threads.
+ */
 static bool warm_up(struct kv_engine *engine, int64_t rows, struct kv_error *err)
 {
     const struct kv_geometry *geometry = &engine->geometry;
@@ -99,7 +100,8 @@ bool kv_engine_start(struct kv_engine *engine, const struct kv_backend_ops *ops,
     if (!make_flights(engine, err)) return false;
     if (!ops->alloc(backend, (size_t)limits->pool_bytes, &engine->slab, &host, err)) return false;
     engine->slab_host = host;
-    /* Each job holds at most two ranges, and connections bound the jobs; twice that, to be safe at their ends. */
+    /* Each job holds at most two ranges, and connections bound the jobs; twice that, to be safe at their
+     * ends. */
     if (!kv_pool_open(&engine->pool, limits->pool_bytes, 4 * limits->connections_max + 4))
         return kv_fail(err, KV_DEVICE_OUT_OF_MEMORY, "no memory for the pool's book");
     if (!warm_up(engine, 1, err) || !warm_up(engine, limits->span_tokens_max, err)) return false;
@@ -148,14 +150,11 @@ void kv_engine_close(struct kv_engine *engine)
 bool kv_engine_check_locked(const struct kv_engine *engine, struct kv_error *err)
 {
     switch (engine->state) {
-    case KV_ENGINE_STARTING:
-        return kv_fail(err, KV_NOT_READY, "the model is still being loaded");
-    case KV_ENGINE_READY:
-        return true;
+    case KV_ENGINE_STARTING: return kv_fail(err, KV_NOT_READY, "the model is still being loaded");
+    case KV_ENGINE_READY: return true;
     case KV_ENGINE_DRAINING:
         return kv_fail(err, KV_DRAINING, "the daemon is stopping and takes no new requests");
-    case KV_ENGINE_LOST:
-        break;
+    case KV_ENGINE_LOST: break;
     }
     return kv_fail(err, KV_DEVICE_LOST, "the device failed; the daemon has to be restarted");
 }
@@ -174,7 +173,8 @@ bool kv_engine_given_up(const struct kv_engine *engine, const struct kv_job *job
         return !kv_fail(err, KV_DRAINING, "the daemon stopped before this request reached the device");
     int64_t now_us = kv_now_us();
     if (job->deadline_us && now_us >= job->deadline_us)
-        return !kv_fail(err, KV_DEADLINE_EXCEEDED, "the request's deadline passed %lld ms ago, before the device",
+        return !kv_fail(err, KV_DEADLINE_EXCEEDED,
+                        "the request's deadline passed %lld ms ago, before the device",
                         (long long)((now_us - job->deadline_us) / 1000));
     if (job->gone && job->gone(job->who))
         return !kv_fail(err, KV_CLIENT_GONE, "the caller closed its connection before the device was free");

@@ -1,8 +1,9 @@
 /* The engine: admission to a bounded pool, spans and batches, and the one queue in front of the device.
  * Knows the device through kernels/backend.h alone, and nothing of HTTP.
  *
- * One request is one kv_job: admit (memory), the caller fills job.body, decode, run (blocks until K and V are there),
- * release. A job is used by one thread at a time; every function here may be called from any thread. */
+ * One request is one kv_job: admit (memory), the caller fills job.body, decode, run (blocks until K and V are
+ * there), release. A job is used by one thread at a time; every function here may be called from any thread.
+ */
 #ifndef KV_SERVER_ENGINE_H
 #define KV_SERVER_ENGINE_H
 
@@ -32,16 +33,20 @@ struct kv_engine_options {
 /* One request in the engine. Zero-initialise; the first block is the caller's. */
 struct kv_job {
     struct kv_request request; /* decoded by the caller from `body`, before run */
-    int64_t deadline_us;       /* on the monotonic clock; 0: none. A job still waiting then fails: deadline_exceeded */
-    bool (*gone)(void *who);   /* has the caller hung up? Asked while waiting, at times under the engine's lock */
+    int64_t deadline_us; /* on the monotonic clock; 0: none. A job still waiting then fails: deadline_exceeded
+                          */
+    bool (*gone)(void *who); /* has the caller hung up? Asked while waiting, at times under the engine's lock
+                              */
     void *who;
 
     unsigned char *body; /* from admit: body_bytes bytes of pool memory to read the body into */
     uint64_t body_bytes;
-    unsigned char *reply;  /* from run: K [layers, T, kv_heads, head_dim], then V; valid until release. Before it lie
-                              KV_REPLY_HEADER_BYTES_MAX bytes for the header, so that a reply is one piece */
+    unsigned char *reply; /* from run: K [layers, T, kv_heads, head_dim], then V; valid until release. Before
+                             it lie KV_REPLY_HEADER_BYTES_MAX bytes for the header, so that a reply is one
+                             piece */
     uint64_t reply_bytes;
-    int64_t queue_us, device_us; /* from run: waited before the device; from the first submit to the last result */
+    int64_t queue_us, device_us; /* from run: waited before the device; from the first submit to the last
+                                    result */
 
     /* The engine's own. */
     struct kv_engine *engine;
@@ -60,8 +65,8 @@ struct kv_job {
 /* Numbers for /metrics; counters are since the start. */
 struct kv_engine_stats {
     enum kv_engine_state state;
-    int32_t jobs;         /* admitted and not yet released */
-    int32_t waiting;      /* for memory or in the queue */
+    int32_t jobs;    /* admitted and not yet released */
+    int32_t waiting; /* for memory or in the queue */
     uint64_t pool_bytes, pool_used_bytes, pool_used_bytes_max;
     uint64_t batches, batch_rows, batch_items; /* done by the device */
     uint64_t inline_batches;                   /* of them, submitted by the request's own thread */
@@ -71,8 +76,8 @@ struct kv_engine_stats {
 /* An engine without a device: it refuses with not_ready. NULL when memory is out. */
 struct kv_engine *kv_engine_open(const struct kv_engine_options *options);
 
-/* Gives the engine its open device, which it owns from here on (also on failure), makes the pool, and runs a small and
- * a full batch to warm up. Call it once; the engine still refuses work. */
+/* Gives the engine its open device, which it owns from here on (also on failure), makes the pool, and runs a
+ * small and a full batch to warm up. Call it once; the engine still refuses work. */
 bool kv_engine_start(struct kv_engine *engine, const struct kv_backend_ops *ops, struct kv_backend *backend,
                      const struct kv_geometry *geometry, struct kv_error *err) KV_MUST_CHECK;
 
@@ -82,13 +87,13 @@ void kv_engine_open_doors(struct kv_engine *engine);
 /* Stops the device thread and closes the device. No job may be admitted any more. NULL is fine. */
 void kv_engine_close(struct kv_engine *engine);
 
-/* Can a body of this size ever be served? payload_too_large with the numbers when body and worst-case reply exceed the
- * pool; not_ready, draining, device_lost by state. Takes nothing. */
+/* Can a body of this size ever be served? payload_too_large with the numbers when body and worst-case reply
+ * exceed the pool; not_ready, draining, device_lost by state. Takes nothing. */
 bool kv_engine_accepts(struct kv_engine *engine, uint64_t body_bytes, struct kv_error *err) KV_MUST_CHECK;
 
-/* Reserves memory for the body and the largest reply that a body of this size can ask for. Waits for memory in order
- * of arrival, watching job->deadline_us and job->gone; queue_full when too many wait. On success job->body is set and
- * the job must be released; on failure it must not. */
+/* Reserves memory for the body and the largest reply that a body of this size can ask for. Waits for memory
+ * in order of arrival, watching job->deadline_us and job->gone; queue_full when too many wait. On success
+ * job->body is set and the job must be released; on failure it must not. */
 bool kv_engine_admit(struct kv_engine *engine, struct kv_job *job, uint64_t body_bytes,
                      struct kv_error *err) KV_MUST_CHECK;
 
@@ -103,7 +108,8 @@ void kv_engine_release(struct kv_job *job);
 
 /* Ready -> draining; other states stay. */
 void kv_engine_drain(struct kv_engine *engine);
-/* Jobs that wait, now and later, fail with draining at once: for the end of the time that a drain is given. */
+/* Jobs that wait, now and later, fail with draining at once: for the end of the time that a drain is given.
+ */
 void kv_engine_abandon(struct kv_engine *engine);
 
 enum kv_engine_state kv_engine_state(struct kv_engine *engine);

@@ -1,4 +1,5 @@
-/* The inside of the engine, shared by engine.c (life and state), admission.c (memory) and queue.c (the device). */
+/* The inside of the engine, shared by engine.c (life and state), admission.c (memory) and queue.c (the
+ * device). */
 #ifndef KV_SERVER_ENGINE_STATE_H
 #define KV_SERVER_ENGINE_STATE_H
 

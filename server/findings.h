@@ -1,4 +1,5 @@
-/* The list of all faults of one checkpoint. Knows nothing of checkpoints. Safe to add to from several threads. */
+/* The list of all faults of one checkpoint. Knows nothing of checkpoints. Safe to add to from several
+ * threads. */
 #ifndef KV_SERVER_FINDINGS_H
 #define KV_SERVER_FINDINGS_H
 
@@ -21,7 +22,8 @@ void kv_findings_init(struct kv_findings *findings);
 void kv_findings_free(struct kv_findings *findings);
 
 /* Adds one fault; layer -1: none. kv_findings_add takes an error as it is; the second composes one like
- * kv_fail_values. Both return false always. When memory is out the fault takes the place of the list's last. */
+ * kv_fail_values. Both return false always. When memory is out the fault takes the place of the list's last.
+ */
 bool kv_findings_add(struct kv_findings *findings, int32_t layer, const struct kv_error *error);
 bool kv_findings_fail(struct kv_findings *findings, int32_t layer, enum kv_fault fault, const char *param,
                       struct kv_value expected, struct kv_value got, const char *format, ...) KV_PRINTF(7, 8);

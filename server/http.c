@@ -55,7 +55,8 @@ static enum MHD_Result finish(struct kv_exchange *exchange)
     return exchange->route->answer(exchange);
 }
 
-static struct kv_exchange *open_exchange(struct kv_http *http, struct MHD_Connection *connection, const char *method)
+static struct kv_exchange *open_exchange(struct kv_http *http, struct MHD_Connection *connection,
+                                         const char *method)
 {
     const union MHD_ConnectionInfo *info =
         MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
@@ -74,8 +75,9 @@ static struct kv_exchange *open_exchange(struct kv_http *http, struct MHD_Connec
     return exchange;
 }
 
-static enum MHD_Result handle(void *cls, struct MHD_Connection *connection, const char *path, const char *method,
-                              const char *version, const char *data, size_t *bytes, void **context)
+static enum MHD_Result handle(void *cls, struct MHD_Connection *connection, const char *path,
+                              const char *method, const char *version, const char *data, size_t *bytes,
+                              void **context)
 {
     struct kv_exchange *exchange = *context;
     (void)version;
@@ -94,7 +96,8 @@ static void count_exchange(const struct kv_exchange *exchange, enum kv_fault fau
     struct kv_metrics *metrics = &exchange->http->metrics;
     atomic_fetch_add_explicit(&metrics->requests[exchange->route_index][fault], 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&metrics->body_bytes, exchange->received, memory_order_relaxed);
-    if (exchange->status) atomic_fetch_add_explicit(&metrics->reply_bytes, exchange->reply_bytes, memory_order_relaxed);
+    if (exchange->status)
+        atomic_fetch_add_explicit(&metrics->reply_bytes, exchange->reply_bytes, memory_order_relaxed);
     if (fault != KV_OK || !exchange->route->takes_body) return;
     atomic_fetch_add_explicit(&metrics->tokens, (uint64_t)exchange->tokens, memory_order_relaxed);
     kv_histogram_count(&metrics->total, total_us);
@@ -108,7 +111,8 @@ static void note_end(struct kv_exchange *exchange, enum MHD_RequestTerminationCo
     if (how == MHD_REQUEST_TERMINATED_COMPLETED_OK) return;
     bool cut = !kv_link_enter(exchange->link, KV_LINK_IDLE, 0, NULL);
     if (exchange->status) {
-        kv_fail(&exchange->err, KV_CLIENT_GONE, cut ? "the reply was not taken in time" : "the reply was not taken");
+        kv_fail(&exchange->err, KV_CLIENT_GONE,
+                cut ? "the reply was not taken in time" : "the reply was not taken");
     } else if (cut || how == MHD_REQUEST_TERMINATED_TIMEOUT_REACHED) {
         kv_fail(&exchange->err, KV_UPLOAD_TIMEOUT, "the body did not arrive in time");
         if (cut) exchange->status = 408; /* written by whoever cut the link */
@@ -160,7 +164,8 @@ static void notify(void *cls, struct MHD_Connection *connection, void **context,
         *context = NULL;
         return;
     }
-    const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
     int64_t idle_us = kv_engine_limits(http->options.engine)->idle_seconds * 1000000LL;
     *context = info ? kv_link_open(&http->links, info->connect_fd, kv_now_us() + 2 * idle_us) : NULL;
     if (*context) atomic_fetch_add(&http->metrics.connections, 1);
@@ -191,10 +196,11 @@ static struct MHD_Daemon *start(struct kv_http *http, const struct kv_listener *
             MHD_USE_ERROR_LOG,
         0, NULL, NULL, handle, http, MHD_OPTION_EXTERNAL_LOGGER, log_library, NULL, MHD_OPTION_LISTEN_SOCKET,
         listener->fd, MHD_OPTION_NOTIFY_COMPLETED, complete, http, MHD_OPTION_NOTIFY_CONNECTION, notify, http,
-        MHD_OPTION_UNESCAPE_CALLBACK, keep, NULL, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)KV_CONNECTION_BYTES,
-        MHD_OPTION_CONNECTION_LIMIT, (unsigned int)(limits->connections_max / http->options.listeners),
-        MHD_OPTION_CONNECTION_TIMEOUT, (unsigned int)limits->idle_seconds, MHD_OPTION_THREAD_STACK_SIZE,
-        (size_t)KV_STACK_BYTES, MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_END);
+        MHD_OPTION_UNESCAPE_CALLBACK, keep, NULL, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+        (size_t)KV_CONNECTION_BYTES, MHD_OPTION_CONNECTION_LIMIT,
+        (unsigned int)(limits->connections_max / http->options.listeners), MHD_OPTION_CONNECTION_TIMEOUT,
+        (unsigned int)limits->idle_seconds, MHD_OPTION_THREAD_STACK_SIZE, (size_t)KV_STACK_BYTES,
+        MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_END);
 }
 
 bool kv_http_open(struct kv_http **out, const struct kv_http_options *options, struct kv_error *err)
@@ -203,7 +209,8 @@ bool kv_http_open(struct kv_http **out, const struct kv_http_options *options, s
     *out = NULL;
     if (!http) return kv_fail(err, KV_INTERNAL, "no memory for the HTTP server");
     http->options = *options;
-    if (getrandom(&http->id_seed, sizeof http->id_seed, GRND_NONBLOCK) < 0) http->id_seed = (uint64_t)kv_now_us();
+    if (getrandom(&http->id_seed, sizeof http->id_seed, GRND_NONBLOCK) < 0)
+        http->id_seed = (uint64_t)kv_now_us();
     bool ok = kv_links_open(&http->links, kv_late_upload_answer) ||
               kv_fail(err, KV_INTERNAL, "the thread that watches connections cannot be started");
     for (int32_t i = 0; ok && i < options->listeners; i++) {

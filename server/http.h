@@ -1,5 +1,5 @@
-/* The HTTP face of an engine: routes, framing, statuses. Thread for each connection; a request's thread waits for the
- * device itself. libmicrohttpd is known in server/http*.c only. */
+/* The HTTP face of an engine: routes, framing, statuses. Thread for each connection; a request's thread waits
+ * for the device itself. libmicrohttpd is known in server/http*.c only. */
 #ifndef KV_SERVER_HTTP_H
 #define KV_SERVER_HTTP_H
 
@@ -10,18 +10,19 @@
 struct kv_http;
 
 struct kv_http_options {
-    struct kv_engine *engine;       /* outlives the server */
-    struct kv_listener *listener;   /* [listeners], bound; outlive the server */
+    struct kv_engine *engine;     /* outlives the server */
+    struct kv_listener *listener; /* [listeners], bound; outlive the server */
     int32_t listeners;
-    const char *model;              /* name, borrowed */
-    const char *version;            /* of the program, borrowed */
+    const char *model;   /* name, borrowed */
+    const char *version; /* of the program, borrowed */
 };
 
 /* Begins to serve at once: /health says yes, /ready no, until the engine is ready. */
-bool kv_http_open(struct kv_http **out, const struct kv_http_options *options, struct kv_error *err) KV_MUST_CHECK;
+bool kv_http_open(struct kv_http **out, const struct kv_http_options *options,
+                  struct kv_error *err) KV_MUST_CHECK;
 
-/* What /v1/model says and replies carry: call it once, before the engine's doors open. What the description points to
- * is borrowed until close; its `ready` is ignored. */
+/* What /v1/model says and replies carry: call it once, before the engine's doors open. What the description
+ * points to is borrowed until close; its `ready` is ignored. */
 void kv_http_describe(struct kv_http *http, const struct kv_description *description);
 
 /* /ready says draining from here on; requests are still served. */

@@ -1,5 +1,6 @@
-/* What is wrong with the head of a request, before its body is read. libmicrohttpd takes requests that other readers
- * would frame differently (two lengths, a length beside a transfer coding): those are refused here. */
+/* What is wrong with the head of a request, before its body is read. libmicrohttpd takes requests that other
+ * readers would frame differently (two lengths, a length beside a transfer coding): those are refused here.
+ */
 #include "server/http_exchange.h"
 
 #include <errno.h>
@@ -45,23 +46,25 @@ void kv_check_request_id(struct kv_exchange *exchange)
         memcpy(exchange->id, given, bytes + 1);
         return;
     }
-    /* An id is for finding a line in a log, not for keeping a secret: the start's random number and a count. */
+    /* An id is for finding a line in a log, not for keeping a secret: the start's random number and a count.
+     */
     uint64_t parts[2] = {exchange->http->id_seed, atomic_fetch_add(&exchange->http->id_count, 1)};
-    for (int32_t i = 0; i < 32; i++) exchange->id[i] = "0123456789abcdef"[parts[i / 16] >> (60 - i % 16 * 4) & 15];
+    for (int32_t i = 0; i < 32; i++)
+        exchange->id[i] = "0123456789abcdef"[parts[i / 16] >> (60 - i % 16 * 4) & 15];
     exchange->id[32] = '\0';
 }
 
 static bool check_framing(const struct framing *framing, struct kv_error *err)
 {
     if (framing->lengths > 1)
-        return kv_fail_values(err, KV_HEADER_INVALID, "Content-Length", kv_integer(1), kv_integer(framing->lengths),
-                              "Content-Length is given more than once");
+        return kv_fail_values(err, KV_HEADER_INVALID, "Content-Length", kv_integer(1),
+                              kv_integer(framing->lengths), "Content-Length is given more than once");
     if (framing->lengths && framing->codings)
         return kv_fail_param(err, KV_HEADER_INVALID, "Transfer-Encoding",
                              "Content-Length and Transfer-Encoding are given together");
     if (framing->codings > 1 || (framing->coding && strcasecmp(framing->coding, "chunked") != 0))
-        return kv_fail_values(err, KV_HEADER_INVALID, "Transfer-Encoding", kv_none(), kv_text(framing->coding),
-                              "this Transfer-Encoding is not read");
+        return kv_fail_values(err, KV_HEADER_INVALID, "Transfer-Encoding", kv_none(),
+                              kv_text(framing->coding), "this Transfer-Encoding is not read");
     return true;
 }
 
@@ -118,8 +121,9 @@ static bool check_body(struct kv_exchange *exchange, const struct framing *frami
                                               : "the length of the body must be announced");
     if (exchange->announced > limits->body_bytes_max) {
         int64_t got = exchange->announced > INT64_MAX ? INT64_MAX : (int64_t)exchange->announced;
-        kv_fail_values(err, KV_PAYLOAD_TOO_LARGE, "Content-Length", kv_integer((int64_t)limits->body_bytes_max),
-                       kv_integer(got), "the body is larger than --max-body");
+        kv_fail_values(err, KV_PAYLOAD_TOO_LARGE, "Content-Length",
+                       kv_integer((int64_t)limits->body_bytes_max), kv_integer(got),
+                       "the body is larger than --max-body");
         return false;
     }
     return kv_engine_accepts(exchange->http->options.engine, exchange->announced, err);
@@ -131,7 +135,8 @@ bool kv_check_head(struct kv_exchange *exchange, const char *path, bool *now)
     int64_t deadline_us = 0;
     MHD_get_connection_values(exchange->connection, MHD_HEADER_KIND, note, &framing);
     exchange->announced = announced_bytes(&framing);
-    bool ok = check_common(exchange, &framing, path) && check_timeout(exchange, framing.timeout, &deadline_us) &&
+    bool ok = check_common(exchange, &framing, path) &&
+              check_timeout(exchange, framing.timeout, &deadline_us) &&
               (!exchange->route->takes_body ||
                (check_body(exchange, &framing) && kv_materialize_admit(exchange, deadline_us)));
     /* A chunked body may be read to its end like any other; what is framed badly has no end to trust. */

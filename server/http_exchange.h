@@ -8,9 +8,9 @@
 #include <microhttpd.h>
 
 enum {
-    KV_CONNECTION_BYTES = 128 * 1024,  /* libmicrohttpd clears this much for every request on a connection */
-    KV_STACK_BYTES = 512 * 1024,       /* of a connection's thread */
-    KV_SWALLOW_BYTES_MAX = 256 << 20,  /* of a refused body, read so that the client can hear the refusal */
+    KV_CONNECTION_BYTES = 128 * 1024, /* libmicrohttpd clears this much for every request on a connection */
+    KV_STACK_BYTES = 512 * 1024,      /* of a connection's thread */
+    KV_SWALLOW_BYTES_MAX = 256 << 20, /* of a refused body, read so that the client can hear the refusal */
     KV_SWALLOW_SECONDS = 5
 };
 
@@ -21,9 +21,9 @@ struct kv_http {
     struct kv_metrics metrics;
     _Atomic int32_t exchanges; /* requests between their head and their completion */
 
-    uint64_t id_seed;          /* random, of this start */
-    _Atomic uint64_t id_count; /* of the request ids made */
-    _Atomic bool retired;      /* not ready any more, though still serving */
+    uint64_t id_seed;                  /* random, of this start */
+    _Atomic uint64_t id_count;         /* of the request ids made */
+    _Atomic bool retired;              /* not ready any more, though still serving */
     struct kv_description description; /* set before the engine's doors open, constant after */
 };
 
@@ -65,7 +65,8 @@ const struct kv_route *kv_route_table(int32_t *count);
 /* Sets exchange->route (never NULL), rest and, where there is no such route or method, err. */
 void kv_route_find(struct kv_exchange *exchange, const char *path, const char *method);
 
-/* http_checks.c: what the head of a request says. True: read on. False: err is set; *now says to answer at once. */
+/* http_checks.c: what the head of a request says. True: read on. False: err is set; *now says to answer at
+ * once. */
 bool kv_check_head(struct kv_exchange *exchange, const char *path, bool *now);
 void kv_check_request_id(struct kv_exchange *exchange);
 

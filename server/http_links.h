@@ -1,5 +1,6 @@
-/* Open connections and their deadlines. The HTTP library only knows timeouts of silence: a client that trickles a byte
- * a second would hold memory for ever. One thread looks at all connections and cuts the late ones. */
+/* Open connections and their deadlines. The HTTP library only knows timeouts of silence: a client that
+ * trickles a byte a second would hold memory for ever. One thread looks at all connections and cuts the late
+ * ones. */
 #ifndef KV_SERVER_HTTP_LINKS_H
 #define KV_SERVER_HTTP_LINKS_H
 

@@ -34,11 +34,11 @@ static bool compute(struct kv_exchange *exchange)
     struct kv_job *job = exchange->job;
     const struct kv_request_limits limits = {kv_engine_limits(http->options.engine)->tokens_max};
     if (exchange->received != exchange->announced)
-        return kv_fail_values(&exchange->err, KV_SIZE_MISMATCH, "Content-Length",
-                              kv_integer((int64_t)exchange->announced), kv_integer((int64_t)exchange->received),
-                              "the body has another length than announced");
-    if (!kv_request_decode(&job->request, job->body, job->body_bytes, kv_engine_geometry(http->options.engine), &limits,
-                           &exchange->err))
+        return kv_fail_values(
+            &exchange->err, KV_SIZE_MISMATCH, "Content-Length", kv_integer((int64_t)exchange->announced),
+            kv_integer((int64_t)exchange->received), "the body has another length than announced");
+    if (!kv_request_decode(&job->request, job->body, job->body_bytes,
+                           kv_engine_geometry(http->options.engine), &limits, &exchange->err))
         return false;
     exchange->tokens = job->request.tokens;
     bool ok = kv_engine_run(job, &exchange->err);
@@ -48,14 +48,16 @@ static bool compute(struct kv_exchange *exchange)
     return ok;
 }
 
-/* Puts the header right before K, where the engine left room: the reply is one piece and goes out in one call. */
+/* Puts the header right before K, where the engine left room: the reply is one piece and goes out in one
+ * call. */
 static unsigned char *head_reply(struct kv_exchange *exchange)
 {
     unsigned char header[KV_REPLY_HEADER_BYTES_MAX];
     const struct kv_http *http = exchange->http;
     size_t bytes = 0;
     if (!kv_reply_encode(header, sizeof header, kv_engine_geometry(http->options.engine), exchange->tokens,
-                         http->options.model, http->description.fingerprint, exchange->id, &bytes, &exchange->err))
+                         http->options.model, http->description.fingerprint, exchange->id, &bytes,
+                         &exchange->err))
         return NULL;
     exchange->reply_bytes = bytes + exchange->job->reply_bytes;
     return memcpy(exchange->job->reply - bytes, header, bytes);

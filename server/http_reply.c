@@ -71,7 +71,8 @@ enum MHD_Result kv_reply_send(struct kv_exchange *exchange, int status, const ch
     bool ok = MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, content_type) == MHD_YES &&
               MHD_add_response_header(response, MHD_HTTP_HEADER_CACHE_CONTROL, "no-store") == MHD_YES &&
               MHD_add_response_header(response, "X-Request-Id", exchange->id) == MHD_YES;
-    if (draining) ok = ok && MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close") == MHD_YES;
+    if (draining)
+        ok = ok && MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close") == MHD_YES;
     exchange->status = status;
     ok = ok && kv_link_enter(exchange->link, KV_LINK_REPLY, reply_deadline_us(exchange), NULL) &&
          MHD_queue_response(exchange->connection, (unsigned int)status, response) == MHD_YES;
@@ -114,7 +115,8 @@ enum MHD_Result kv_reply_error(struct kv_exchange *exchange, bool close)
     return kv_reply_send(exchange, status, "application/json", response);
 }
 
-/* The answer to an upload that is late, written to the socket as it is: the HTTP library takes no answer then. */
+/* The answer to an upload that is late, written to the socket as it is: the HTTP library takes no answer
+ * then. */
 size_t kv_late_upload_answer(const char *request_id, char *to, size_t room)
 {
     struct kv_error err = {0};

@@ -116,9 +116,10 @@ void kv_route_find(struct kv_exchange *exchange, const char *path, const char *m
         snprintf(exchange->rest, sizeof exchange->rest, "%s", rest);
         bool head = strcmp(method, "HEAD") == 0 && strcmp(table[i].method, "GET") == 0;
         if (!head && strcmp(method, table[i].method) != 0)
-            kv_fail_values(&exchange->err, KV_METHOD_NOT_ALLOWED, "method", kv_text(table[i].allow), kv_text(method),
-                           "%s does not take this method", table[i].path);
+            kv_fail_values(&exchange->err, KV_METHOD_NOT_ALLOWED, "method", kv_text(table[i].allow),
+                           kv_text(method), "%s does not take this method", table[i].path);
         return;
     }
-    kv_fail_values(&exchange->err, KV_NOT_FOUND, "path", kv_none(), kv_text(path), "there is nothing at this path");
+    kv_fail_values(&exchange->err, KV_NOT_FOUND, "path", kv_none(), kv_text(path),
+                   "there is nothing at this path");
 }

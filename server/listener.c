@@ -36,7 +36,8 @@ static bool open_unix(struct kv_listener *out, const char *path, struct kv_error
         if (!S_ISSOCK(there.st_mode))
             return kv_fail_param(err, KV_ADDRESS_IN_USE, "--listen", "%s exists and is no socket", path);
         if (is_live(&address))
-            return kv_fail_param(err, KV_ADDRESS_IN_USE, "--listen", "another process answers on unix:%s", path);
+            return kv_fail_param(err, KV_ADDRESS_IN_USE, "--listen", "another process answers on unix:%s",
+                                 path);
         unlink(path); /* left behind by a process that is gone */
     }
     out->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -66,8 +67,9 @@ static bool split(const char *address, char host[KV_ADDRESS_BYTES], char port[8]
               strlen(colon + 1) <= 5 && strspn(colon + 1, "0123456789") == strlen(colon + 1) &&
               (bracketed || !memchr(begin, ':', (size_t)(end - begin)));
     if (!ok)
-        return kv_fail_values(err, KV_OPTION_INVALID, "--listen", kv_text("HOST:PORT, [IPV6]:PORT or unix:PATH"),
-                              kv_text(address), "the address to listen on is malformed");
+        return kv_fail_values(err, KV_OPTION_INVALID, "--listen",
+                              kv_text("HOST:PORT, [IPV6]:PORT or unix:PATH"), kv_text(address),
+                              "the address to listen on is malformed");
     memcpy(host, begin, (size_t)(end - begin));
     host[end - begin] = '\0';
     memcpy(port, colon + 1, strlen(colon + 1) + 1);
@@ -107,7 +109,8 @@ static bool open_tcp(struct kv_listener *out, const char *address, struct kv_err
             cause = errno;
             continue;
         }
-        /* Only lets a restart bind beside connections in TIME_WAIT; a second listener is refused all the same. */
+        /* Only lets a restart bind beside connections in TIME_WAIT; a second listener is refused all the
+         * same. */
         setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
         if (bind(fd, at->ai_addr, at->ai_addrlen) == 0 && listen(fd, BACKLOG) == 0) {
             out->fd = fd;
@@ -118,7 +121,8 @@ static bool open_tcp(struct kv_listener *out, const char *address, struct kv_err
     }
     freeaddrinfo(found);
     if (out->fd < 0)
-        return kv_fail_param(err, KV_ADDRESS_IN_USE, "--listen", "%s cannot be bound: %s", address, strerror(cause));
+        return kv_fail_param(err, KV_ADDRESS_IN_USE, "--listen", "%s cannot be bound: %s", address,
+                             strerror(cause));
     name_bound(out, host);
     return true;
 }

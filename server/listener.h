@@ -7,14 +7,14 @@
 enum { KV_LISTENERS_MAX = 8, KV_ADDRESS_BYTES = 256 };
 
 struct kv_listener {
-    int fd; /* listening; -1: none */
-    char url[KV_ADDRESS_BYTES];       /* as a client takes it, with the port that was really bound */
+    int fd;                             /* listening; -1: none */
+    char url[KV_ADDRESS_BYTES];         /* as a client takes it, with the port that was really bound */
     char unlink_path[KV_ADDRESS_BYTES]; /* of a unix socket, "" for TCP */
 };
 
-/* Binds and listens. "127.0.0.1:8600", "[::1]:8600", "localhost:0" (any free port), "unix:/run/kvmat.sock". A unix
- * socket that nobody answers on is replaced; a live one, or a path that is no socket, is address_in_use. A malformed
- * address is option_invalid. */
+/* Binds and listens. "127.0.0.1:8600", "[::1]:8600", "localhost:0" (any free port), "unix:/run/kvmat.sock". A
+ * unix socket that nobody answers on is replaced; a live one, or a path that is no socket, is address_in_use.
+ * A malformed address is option_invalid. */
 bool kv_listener_open(struct kv_listener *out, const char *address, struct kv_error *err) KV_MUST_CHECK;
 
 /* Lets no new client in; those connecting are refused. */

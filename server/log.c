@@ -73,7 +73,8 @@ static void put_number(struct line *line, const char *name, double value, int de
 
 static void begin(struct line *line, enum kv_log_level level)
 {
-    static const char *const names[] = {[KV_LOG_INFO] = "info", [KV_LOG_WARNING] = "warning", [KV_LOG_ERROR] = "error"};
+    static const char *const names[] = {
+        [KV_LOG_INFO] = "info", [KV_LOG_WARNING] = "warning", [KV_LOG_ERROR] = "error"};
     struct timeval now;
     struct tm utc;
     char second[32];

@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static const int64_t bounds_us[KV_LATENCY_BUCKETS] = {50,     100,     250,     500,     1000,    2500,
-                                                      5000,   10000,   25000,   50000,   100000,  250000,
+static const int64_t bounds_us[KV_LATENCY_BUCKETS] = {50,     100,     250,     500,     1000,     2500,
+                                                      5000,   10000,   25000,   50000,   100000,   250000,
                                                       500000, 1000000, 2500000, 5000000, 10000000, 30000000};
 
 void kv_histogram_count(struct kv_histogram *histogram, int64_t us)
@@ -33,7 +33,8 @@ static void print_one(FILE *to, const char *name, const char *type, const char *
     fprintf(to, "kvmat_%s %" PRIu64 "\n", name, value);
 }
 
-static void print_histogram(FILE *to, const char *name, const char *help, const struct kv_histogram *histogram)
+static void print_histogram(FILE *to, const char *name, const char *help,
+                            const struct kv_histogram *histogram)
 {
     uint64_t count = 0;
     print_head(to, name, "histogram", help);
@@ -43,8 +44,8 @@ static void print_histogram(FILE *to, const char *name, const char *help, const 
     }
     count += load(&histogram->bucket[KV_LATENCY_BUCKETS]);
     fprintf(to, "kvmat_%s_bucket{le=\"+Inf\"} %" PRIu64 "\n", name, count);
-    fprintf(to, "kvmat_%s_sum %.6f\nkvmat_%s_count %" PRIu64 "\n", name, (double)load(&histogram->sum_us) / 1e6,
-            name, count);
+    fprintf(to, "kvmat_%s_sum %.6f\nkvmat_%s_count %" PRIu64 "\n", name,
+            (double)load(&histogram->sum_us) / 1e6, name, count);
 }
 
 static void print_requests(FILE *to, const struct kv_metrics_view *view)
@@ -55,8 +56,8 @@ static void print_requests(FILE *to, const struct kv_metrics_view *view)
             uint64_t count = load(&view->metrics->requests[route][fault]);
             if (count == 0 && fault != KV_OK) continue;
             const char *code = fault == KV_OK ? "ok" : kv_fault_info((enum kv_fault)fault)->code;
-            fprintf(to, "kvmat_requests_total{route=\"%s\",code=\"%s\"} %" PRIu64 "\n", view->routes[route], code,
-                    count);
+            fprintf(to, "kvmat_requests_total{route=\"%s\",code=\"%s\"} %" PRIu64 "\n", view->routes[route],
+                    code, count);
         }
     }
 }
@@ -87,12 +88,13 @@ static void print_engine(FILE *to, const struct kv_engine_stats *engine)
     print_one(to, "pool_used_bytes_max", "gauge", "The most pool memory that was ever in use.",
               engine->pool_used_bytes_max);
     print_one(to, "batches_total", "counter", "Batches done by the device.", engine->batches);
-    print_one(to, "batches_inline_total", "counter", "Batches that a request submitted itself to an idle device.",
-              engine->inline_batches);
+    print_one(to, "batches_inline_total", "counter",
+              "Batches that a request submitted itself to an idle device.", engine->inline_batches);
     print_one(to, "batch_rows_total", "counter", "Rows in those batches.", engine->batch_rows);
     print_one(to, "batch_items_total", "counter", "Requests, or spans of requests, in those batches.",
               engine->batch_items);
-    print_head(to, "device_busy_seconds_total", "counter", "Time from submit to done, summed over the batches.");
+    print_head(to, "device_busy_seconds_total", "counter",
+               "Time from submit to done, summed over the batches.");
     fprintf(to, "kvmat_device_busy_seconds_total %.6f\n", (double)engine->device_us / 1e6);
 }
 
@@ -112,11 +114,14 @@ char *kv_metrics_print(const struct kv_metrics_view *view)
     print_engine(to, view->engine);
     print_requests(to, view);
     print_one(to, "tokens_total", "counter", "Tokens materialized.", load(&metrics->tokens));
-    print_one(to, "body_bytes_total", "counter", "Bytes of request bodies received.", load(&metrics->body_bytes));
-    print_one(to, "reply_bytes_total", "counter", "Bytes of replies handed out.", load(&metrics->reply_bytes));
+    print_one(to, "body_bytes_total", "counter", "Bytes of request bodies received.",
+              load(&metrics->body_bytes));
+    print_one(to, "reply_bytes_total", "counter", "Bytes of replies handed out.",
+              load(&metrics->reply_bytes));
     print_one(to, "connections", "gauge", "Open connections.",
               (uint64_t)atomic_load_explicit(&metrics->connections, memory_order_relaxed));
-    print_histogram(to, "request_seconds", "From the request's head to the end of its reply.", &metrics->total);
+    print_histogram(to, "request_seconds", "From the request's head to the end of its reply.",
+                    &metrics->total);
     print_histogram(to, "queue_seconds", "Waiting for memory and for the device.", &metrics->queue);
     print_histogram(to, "device_seconds", "From the first submit to the last result of a request.",
                     &metrics->device);

@@ -25,29 +25,79 @@ struct option {
 
 static const struct option table[] = {
     {"model", "DIR", TEXT, AT(model), 0, 0, {0}, "the checkpoint's folder (required)"},
-    {"listen", "ADDRESS", LIST, AT(listen), 0, 0, {0},
+    {"listen",
+     "ADDRESS",
+     LIST,
+     AT(listen),
+     0,
+     0,
+     {0},
      "HOST:PORT, [IPV6]:PORT or unix:PATH; may be repeated [127.0.0.1:8600]"},
     {"device", "NAME", TEXT, AT(device), 0, 0, {0}, "auto, cpu, cuda or cuda:N [auto]"},
     {"name", "NAME", TEXT, AT(name), 0, 0, {0}, "of the model, in replies [the folder's name]"},
-    {"max-position", "N", INTEGER, AT(max_position), 1, 2147483647, {0},
+    {"max-position",
+     "N",
+     INTEGER,
+     AT(max_position),
+     1,
+     2147483647,
+     {0},
      "positions are valid in [0, N) [max_position_embeddings]"},
     {"max-tokens", "N", INTEGER, AT(max_tokens), 1, 16777216, {0}, "of one request [16384]"},
     {"max-body", "BYTES", BYTES, AT(max_body), 4096, MANY, {0}, "of one request [512MiB]"},
-    {"pool-bytes", "BYTES", BYTES, AT(pool_bytes), 1 << 20, MANY, {0},
+    {"pool-bytes",
+     "BYTES",
+     BYTES,
+     AT(pool_bytes),
+     1 << 20,
+     MANY,
+     {0},
      "bodies and replies in flight [1GiB on CUDA, 256MiB on the CPU]"},
     {"max-queue", "N", INTEGER, AT(max_queue), 1, 100000, {0}, "requests waiting [256]"},
-    {"max-batch-tokens", "N", INTEGER, AT(max_batch_tokens), 1, 1048576, {0}, "rows of one device batch [8192]"},
-    {"batch-delay-us", "N", INTEGER, AT(batch_delay_us), 0, 1000000, {0},
+    {"max-batch-tokens",
+     "N",
+     INTEGER,
+     AT(max_batch_tokens),
+     1,
+     1048576,
+     {0},
+     "rows of one device batch [8192]"},
+    {"batch-delay-us",
+     "N",
+     INTEGER,
+     AT(batch_delay_us),
+     0,
+     1000000,
+     {0},
      "how long a waiting batch is held back for company [0]"},
     {"spin-us", "N", INTEGER, AT(spin_us), 0, 1000000, {0}, "polling an idle device before blocking [50]"},
     {"rope-theta", "X", REAL, AT(rope_theta), DBL_MIN, 1e30, {0}, "instead of the config's"},
     {"rope-attention-factor", "X", REAL, AT(rope_attention_factor), 0, 1e6, {0}, "instead of the config's"},
     {"tune", "on|off", SWITCH, AT(tune), 0, 0, {"off", "on"}, "time algorithms at start-up [on]"},
-    {"drain-timeout", "S", INTEGER, AT(drain_timeout), 0, 86400, {0},
+    {"drain-timeout",
+     "S",
+     INTEGER,
+     AT(drain_timeout),
+     0,
+     86400,
+     {0},
      "seconds that requests in flight have at SIGTERM [30]"},
-    {"drain-grace", "S", INTEGER, AT(drain_grace), 0, 86400, {0},
+    {"drain-grace",
+     "S",
+     INTEGER,
+     AT(drain_grace),
+     0,
+     86400,
+     {0},
      "seconds between not ready and refusing connections [0]"},
-    {"log-format", "text|json", SWITCH, AT(log_json), 0, 0, {"text", "json"}, "of the lines on standard error [text]"},
+    {"log-format",
+     "text|json",
+     SWITCH,
+     AT(log_json),
+     0,
+     0,
+     {"text", "json"},
+     "of the lines on standard error [text]"},
     {"check", NULL, FLAG, AT(check), 0, 0, {0}, "load and validate, print one JSON object, exit 0 or 1"},
     {"version", NULL, FLAG, AT(version), 0, 0, {0}, "print it and exit"},
     {"help", NULL, FLAG, AT(help), 0, 0, {0}, "print this and exit"},
@@ -58,8 +108,8 @@ static bool refuse(const struct option *option, const char *expected, const char
 {
     char name[64];
     snprintf(name, sizeof name, "--%s", option->flag);
-    return kv_fail_values(err, KV_OPTION_INVALID, name, kv_text(expected), kv_text(got), "--%s has a wrong value",
-                          option->flag);
+    return kv_fail_values(err, KV_OPTION_INVALID, name, kv_text(expected), kv_text(got),
+                          "--%s has a wrong value", option->flag);
 }
 
 static bool refuse_range(const struct option *option, const char *got, struct kv_error *err)
@@ -78,8 +128,8 @@ static int64_t unit(const char *suffix)
     static const struct {
         const char *suffix;
         int64_t bytes;
-    } units[] = {{"", 1},         {"K", 1 << 10},   {"KiB", 1 << 10}, {"M", 1 << 20},
-                 {"MiB", 1 << 20}, {"G", 1 << 30},  {"GiB", 1 << 30}};
+    } units[] = {{"", 1},          {"K", 1 << 10}, {"KiB", 1 << 10}, {"M", 1 << 20},
+                 {"MiB", 1 << 20}, {"G", 1 << 30}, {"GiB", 1 << 30}};
     for (size_t i = 0; i < sizeof units / sizeof units[0]; i++)
         if (strcmp(units[i].suffix, suffix) == 0) return units[i].bytes;
     return 0;
@@ -118,7 +168,8 @@ static bool add_listen(const struct option *option, struct kv_options *options, 
     return true;
 }
 
-static bool set(struct kv_options *options, const struct option *option, const char *text, struct kv_error *err)
+static bool set(struct kv_options *options, const struct option *option, const char *text,
+                struct kv_error *err)
 {
     void *to = (char *)options + option->at;
     switch (option->kind) {
@@ -126,20 +177,16 @@ static bool set(struct kv_options *options, const struct option *option, const c
         if (!text[0]) return refuse(option, option->value, "nothing", err);
         *(const char **)to = text;
         return true;
-    case LIST:
-        return add_listen(option, options, text, err);
+    case LIST: return add_listen(option, options, text, err);
     case INTEGER:
-    case BYTES:
-        return set_integer(option, text, to, err);
-    case REAL:
-        return set_real(option, text, to, err);
+    case BYTES: return set_integer(option, text, to, err);
+    case REAL: return set_real(option, text, to, err);
     case SWITCH:
         if (strcmp(text, option->words[0]) != 0 && strcmp(text, option->words[1]) != 0)
             return refuse(option, option->value, text, err);
         *(bool *)to = strcmp(text, option->words[1]) == 0;
         return true;
-    case FLAG:
-        break;
+    case FLAG: break;
     }
     *(bool *)to = true;
     return true;
@@ -151,7 +198,8 @@ static bool read_environment(struct kv_options *options, struct kv_error *err)
     for (int32_t i = 0; i < OPTIONS; i++) {
         char name[64] = "KVMAT_";
         size_t bytes = strlen(name);
-        for (const char *c = table[i].flag; *c; c++) name[bytes++] = *c == '-' ? '_' : (char)toupper((unsigned char)*c);
+        for (const char *c = table[i].flag; *c; c++)
+            name[bytes++] = *c == '-' ? '_' : (char)toupper((unsigned char)*c);
         name[bytes] = '\0';
         const char *text = getenv(name);
         if (!text || !text[0]) continue;
@@ -251,6 +299,7 @@ void kv_options_print_help(FILE *to)
     }
     fputs("\nEvery option can be set in the environment: KVMAT_ and its name in upper case with _ for -;\n"
           "a flag beats the environment. BYTES take K, M or G (KiB, MiB, GiB).\n"
-          "Exit status: 0 stopped cleanly, 1 checkpoint refused, 2 usage, 3 address cannot be bound, 4 device failed.\n",
+          "Exit status: 0 stopped cleanly, 1 checkpoint refused, 2 usage, 3 address cannot be bound, 4 "
+          "device failed.\n",
           to);
 }

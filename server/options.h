@@ -11,15 +11,18 @@ struct kv_options {
     const char *listen[KV_LISTENERS_MAX];
     int32_t listens;
     const char *device, *name;
-    int64_t max_position, max_tokens, max_body, pool_bytes, max_queue, max_batch_tokens, batch_delay_us, spin_us;
+    int64_t max_position, max_tokens, max_body, pool_bytes, max_queue, max_batch_tokens, batch_delay_us,
+        spin_us;
     double rope_theta, rope_attention_factor; /* 0 and -1: from the config */
     int64_t drain_timeout, drain_grace;       /* seconds */
     bool tune, log_json, check, version, help;
 };
 
-/* Reads the environment, then the arguments. Strings are borrowed from them, but for the list in KVMAT_LISTEN, which is
- * kept for the life of the process. option_invalid names the option, what was expected and what was got. */
-bool kv_options_parse(struct kv_options *out, int argc, char *const *argv, struct kv_error *err) KV_MUST_CHECK;
+/* Reads the environment, then the arguments. Strings are borrowed from them, but for the list in
+ * KVMAT_LISTEN, which is kept for the life of the process. option_invalid names the option, what was expected
+ * and what was got. */
+bool kv_options_parse(struct kv_options *out, int argc, char *const *argv,
+                      struct kv_error *err) KV_MUST_CHECK;
 
 void kv_options_print_help(FILE *to);
 

@@ -1,4 +1,5 @@
-/* First fit over a sorted array of free ranges: requests are few (hundreds) and large (KiB to hundreds of MiB). */
+/* First fit over a sorted array of free ranges: requests are few (hundreds) and large (KiB to hundreds of
+ * MiB). */
 #include "server/pool.h"
 
 #include <assert.h>

@@ -1,5 +1,6 @@
-/* In front of the device: what is large is cut into spans, what is small is joined into batches. An idle device is
- * served by the request's own thread, a busy one by the device thread. A row's bits do not depend on any of it. */
+/* In front of the device: what is large is cut into spans, what is small is joined into batches. An idle
+ * device is served by the request's own thread, a busy one by the device thread. A row's bits do not depend
+ * on any of it. */
 #include "server/engine_state.h"
 
 #include <assert.h>
@@ -52,8 +53,8 @@ static void lose_device(struct kv_engine *engine)
 }
 
 /* The rows [begin, begin + rows) of a job, as the device sees them. */
-static void set_item(const struct kv_engine *engine, struct kv_item *item, const struct kv_job *job, int64_t begin,
-                     int64_t rows)
+static void set_item(const struct kv_engine *engine, struct kv_item *item, const struct kv_job *job,
+                     int64_t begin, int64_t rows)
 {
     const struct kv_geometry *geometry = &engine->geometry;
     const struct kv_request *request = &job->request;
@@ -138,7 +139,8 @@ static void land(struct kv_engine *engine, struct kv_flight *flight, const struc
         engine->stats.device_us += (uint64_t)(now_us - flight->submitted_us);
     }
     flight->busy = false;
-    if (engine->head) pthread_cond_signal(&engine->work); /* waking a thread for nothing costs a request 10 us */
+    if (engine->head)
+        pthread_cond_signal(&engine->work); /* waking a thread for nothing costs a request 10 us */
 }
 
 /* Hands a filled flight to the device; books the failure when the device does not take it. */
@@ -176,8 +178,8 @@ static void await(struct kv_engine *engine, struct kv_flight *flight, int64_t sp
     land(engine, flight, &why);
 }
 
-/* Fills a flight from the queue: in order, one span of each job, one kind of input. A job that has more rows goes to
- * the end, so that a large one never starves the small. */
+/* Fills a flight from the queue: in order, one span of each job, one kind of input. A job that has more rows
+ * goes to the end, so that a large one never starves the small. */
 static void fill(struct kv_engine *engine, struct kv_flight *flight)
 {
     const struct kv_limits *limits = &engine->options.limits;

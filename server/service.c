@@ -1,5 +1,5 @@
-/* Bind, serve health, load, warm up, then ready; on a signal the reverse. Loading runs beside the signals, so that a
- * daemon can be stopped at any time. */
+/* Bind, serve health, load, warm up, then ready; on a signal the reverse. Loading runs beside the signals, so
+ * that a daemon can be stopped at any time. */
 #include "server/service.h"
 
 #include "kernels/backend.h"
@@ -14,7 +14,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CONNECTIONS_MAX = 512, IDLE_SECONDS = 60, UPLOAD_SECONDS = 30, REPLY_SECONDS = 30, ABANDON_SECONDS = 2 };
+enum {
+    CONNECTIONS_MAX = 512,
+    IDLE_SECONDS = 60,
+    UPLOAD_SECONDS = 30,
+    REPLY_SECONDS = 30,
+    ABANDON_SECONDS = 2
+};
 
 struct service {
     const struct kv_options *options;
@@ -90,8 +96,8 @@ enum kv_exit kv_service_check(const struct kv_options *options)
     return ok ? KV_EXIT_OK : KV_EXIT_CHECKPOINT;
 }
 
-static bool read_unless_stopped(void *of, int32_t layer, enum kv_part part, uint64_t offset, void *to, size_t bytes,
-                                struct kv_error *err)
+static bool read_unless_stopped(void *of, int32_t layer, enum kv_part part, uint64_t offset, void *to,
+                                size_t bytes, struct kv_error *err)
 {
     struct service *service = of;
     if (atomic_load(&service->stop_loading)) return kv_fail(err, KV_DRAINING, "stopped while loading");
@@ -101,7 +107,8 @@ static bool read_unless_stopped(void *of, int32_t layer, enum kv_part part, uint
 static void log_findings(struct kv_findings *findings)
 {
     for (int32_t i = 0; i < findings->count; i++) kv_log_error(&findings->item[i].error);
-    kv_log(KV_LOG_ERROR, "the checkpoint is refused: %d fault%s", findings->count, findings->count == 1 ? "" : "s");
+    kv_log(KV_LOG_ERROR, "the checkpoint is refused: %d fault%s", findings->count,
+           findings->count == 1 ? "" : "s");
 }
 
 /* Splits "cuda:1" into a backend's name and an ordinal. */
@@ -164,7 +171,8 @@ static void log_model(const struct service *service, const struct kv_description
         kv_log(KV_LOG_INFO, "checkpoint: %s", kv_checkpoint_note(service->checkpoint, i));
 }
 
-/* Opens the device with the weights, then the engine; what the checkpoint's values got wrong comes out on the way. */
+/* Opens the device with the weights, then the engine; what the checkpoint's values got wrong comes out on the
+ * way. */
 static enum kv_exit load_device(struct service *service, struct kv_description *description)
 {
     struct kv_error err = {0};
@@ -244,7 +252,8 @@ static enum kv_exit serve(struct service *service, const sigset_t *signals)
     while (!signalled(signals, 100)) {
         if (atomic_load(&service->loaded) && service->load_result != KV_EXIT_OK) return service->load_result;
         if (kv_engine_state(service->engine) == KV_ENGINE_LOST) {
-            kv_log(KV_LOG_ERROR, "the device is lost: stopping so that a supervisor can start a fresh process");
+            kv_log(KV_LOG_ERROR,
+                   "the device is lost: stopping so that a supervisor can start a fresh process");
             return KV_EXIT_DEVICE;
         }
     }

@@ -1,4 +1,5 @@
-/* The daemon put together: listeners, HTTP, checkpoint, device, engine; opened in that order, closed in reverse. */
+/* The daemon put together: listeners, HTTP, checkpoint, device, engine; opened in that order, closed in
+ * reverse. */
 #ifndef KV_SERVER_SERVICE_H
 #define KV_SERVER_SERVICE_H
 
