@@ -57,7 +57,7 @@ void bench_csv(const char *path, const char *what, int size, double ours_ms, dou
     gmtime_r(&now, &utc);
     strftime(date, sizeof date, "%Y-%m-%d", &utc);
     name_processor(processor, sizeof processor);
-    fprintf(file, "%s,%s,%s,%s,%d,%.4f,%.4f,%.3f\n", date, commit ? commit : "unknown", processor, what, size, ours_ms,
-            opponent_ms, ours_ms / opponent_ms);
+    fprintf(file, "%s,%s,%s,%s,%d,%.4f,%.4f,%.3f\n", date, commit ? commit : "unknown", processor, what, size,
+            ours_ms, opponent_ms, ours_ms / opponent_ms);
     fclose(file);
 }

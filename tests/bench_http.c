@@ -1,5 +1,6 @@
-/* What HTTP costs: a round trip through the server over a device that computes nothing, beside a bare socket that reads
- * as many bytes and writes as many back. Same client code, same sockets, interleaved; medians in one table. */
+/* What HTTP costs: a round trip through the server over a device that computes nothing, beside a bare socket
+ * that reads as many bytes and writes as many back. Same client code, same sockets, interleaved; medians in
+ * one table. */
 #include "server/http.h"
 #include "tests/bench.h"
 #include "tests/fake_backend.h"
@@ -95,7 +96,7 @@ static int connect_port(int port)
 
 static int port_of(const struct kv_listener *listener)
 {
-    return atoi(strrchr(listener->url, ':') + 1);
+    return (int)strtol(strrchr(listener->url, ':') + 1, NULL, 10);
 }
 
 /* One request as bytes on the wire, hidden states of a mild pattern. */
@@ -103,7 +104,8 @@ static unsigned char *make_request(int64_t tokens, size_t *bytes)
 {
     unsigned char head[4096];
     size_t head_bytes = 0, data = (size_t)tokens * ((size_t)geometry.hidden * 2 + 8);
-    must(kv_request_encode(head, sizeof head, &geometry, KV_HIDDEN_STATES, KV_BF16, KV_I64, tokens, &head_bytes, NULL),
+    must(kv_request_encode(head, sizeof head, &geometry, KV_HIDDEN_STATES, KV_BF16, KV_I64, tokens,
+                           &head_bytes, NULL),
          "kv_request_encode");
     unsigned char *wire = calloc(1, data + 8192);
     must(wire != NULL, "calloc");
@@ -203,7 +205,8 @@ static void serve_and_measure(struct kv_engine *engine, struct kv_listener *list
     must(kv_http_open(&http, &options, NULL), "kv_http_open");
     kv_http_describe(http, &description);
     kv_engine_open_doors(engine);
-    printf("HTTP round trip, loopback TCP, one kept connection, L5 H4096 Hkv8 D128, a device that computes nothing\n");
+    printf("HTTP round trip, loopback TCP, one kept connection, L5 H4096 Hkv8 D128, a device that computes "
+           "nothing\n");
     printf("%8s %14s %12s %12s %8s\n", "T", "bytes in+out", "kvmat ms", "echo ms", "ratio");
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         struct times times = measure(sizes[i].tokens, sizes[i].rounds, port_of(listener));
@@ -219,18 +222,25 @@ static void serve_and_measure(struct kv_engine *engine, struct kv_listener *list
 int main(int argc, char **argv)
 {
     const char *csv = argc == 3 && strcmp(argv[1], "--csv") == 0 ? argv[2] : NULL;
-    const struct kv_engine_options options = {
-        .spin_us = 50,
-        .limits = {.tokens_max = 16384, .body_bytes_max = 1u << 30, .pool_bytes = 1u << 30, .queue_max = 16,
-                   .batch_tokens_max = 16384, .connections_max = 16, .idle_seconds = 60, .upload_seconds = 60,
-                   .reply_seconds = 60}};
+    const struct kv_engine_options options = {.spin_us = 50,
+                                              .limits = {.tokens_max = 16384,
+                                                         .body_bytes_max = 1u << 30,
+                                                         .pool_bytes = 1u << 30,
+                                                         .queue_max = 16,
+                                                         .batch_tokens_max = 16384,
+                                                         .connections_max = 16,
+                                                         .idle_seconds = 60,
+                                                         .upload_seconds = 60,
+                                                         .reply_seconds = 60}};
     struct kv_listener listener;
     fake.copy_only = true;
     fake.span_rows = 16384;
-    must(freopen("/dev/null", "w", stderr) != NULL, "stderr"); /* the log is written, as in service, but not shown */
+    must(freopen("/dev/null", "w", stderr) != NULL, "stderr"); /* the log is written, as in service, but not
+                                                                  shown */
     struct kv_engine *engine = kv_engine_open(&options);
     struct kv_backend *backend = fake_open(&geometry);
-    must(engine && backend && kv_engine_start(engine, &fake_ops, backend, &geometry, NULL), "kv_engine_start");
+    must(engine && backend && kv_engine_start(engine, &fake_ops, backend, &geometry, NULL),
+         "kv_engine_start");
     must(kv_listener_open(&listener, "127.0.0.1:0", NULL), "listen");
     serve_and_measure(engine, &listener, csv);
     kv_listener_close(&listener);

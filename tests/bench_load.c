@@ -1,5 +1,5 @@
-/* Loading: from the folder to resident, validated, fingerprinted weights on the CPU backend, beside reading the same
- * file and hashing it. Both from the page cache, interleaved; medians. */
+/* Loading: from the folder to resident, validated, fingerprinted weights on the CPU backend, beside reading
+ * the same file and hashing it. Both from the page cache, interleaved; medians. */
 #include "kernels/backend.h"
 #include "server/checkpoint.h"
 #include "tests/bench.h"

@@ -43,7 +43,8 @@ const char *daemon_path(const char *program)
     return path[turn];
 }
 
-static pid_t spawn(const char *program, const char *const *arguments, const char *out_path, const char *err_path)
+static pid_t spawn(const char *program, const char *const *arguments, const char *out_path,
+                   const char *err_path)
 {
     const char *argv[ARGUMENTS_MAX + 2] = {program};
     int count = 0;
@@ -54,7 +55,8 @@ static pid_t spawn(const char *program, const char *const *arguments, const char
     pid_t pid = fork();
     must(pid >= 0, "fork");
     if (pid > 0) return pid;
-    int out = open(out_path, O_WRONLY | O_CREAT | O_TRUNC, 0600), err = open(err_path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    int out = open(out_path, O_WRONLY | O_CREAT | O_TRUNC, 0600),
+        err = open(err_path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
@@ -89,10 +91,12 @@ static bool find_url(const struct daemon *daemon, char url[160])
 void daemon_start(struct daemon *daemon, const char *model, const char *const *arguments)
 {
     static int count;
-    const char *argv[ARGUMENTS_MAX] = {"--model", model, "--listen", "127.0.0.1:0", "--listen", daemon->unix_url};
+    const char *argv[ARGUMENTS_MAX] = {"--model",     model,      "--listen",
+                                       "127.0.0.1:0", "--listen", daemon->unix_url};
     int at = 6;
     *daemon = (struct daemon){.pid = -1};
-    snprintf(daemon->unix_url, sizeof daemon->unix_url, "unix:/tmp/kvmat_daemon_%d_%d.sock", (int)getpid(), ++count);
+    snprintf(daemon->unix_url, sizeof daemon->unix_url, "unix:/tmp/kvmat_daemon_%d_%d.sock", (int)getpid(),
+             ++count);
     snprintf(daemon->log_path, sizeof daemon->log_path, "/tmp/kvmat_daemon_%d_%d.log", (int)getpid(), count);
     for (int i = 0; arguments && arguments[i] && at < ARGUMENTS_MAX - 1; i++) argv[at++] = arguments[i];
     daemon->pid = spawn(daemon_path("kvmatd"), argv, "/dev/null", daemon->log_path);
@@ -113,7 +117,8 @@ bool daemon_await_ready(const struct daemon *daemon)
     if (!kv_client_open(&client, daemon->unix_url, NULL, NULL)) return false;
     for (int waited = 0; !ready && waited < PATIENCE_MS; waited += 2) {
         struct kv_response response;
-        ready = kv_client_call(client, "GET", "/ready", NULL, 0, NULL, 0, &response, NULL) && response.status == 200;
+        ready = kv_client_call(client, "GET", "/ready", NULL, 0, NULL, 0, &response, NULL) &&
+                response.status == 200;
         if (!ready) nap();
     }
     kv_client_close(client);

@@ -16,8 +16,8 @@ struct daemon {
 void daemon_find(const char *argv0);
 const char *daemon_path(const char *program); /* "kvmatd", "kvmat" */
 
-/* Starts kvmatd for a model with more arguments (NULL ends them), and waits until it listens. Aborts when it does not:
- * for daemons that are to refuse, use daemon_run. */
+/* Starts kvmatd for a model with more arguments (NULL ends them), and waits until it listens. Aborts when it
+ * does not: for daemons that are to refuse, use daemon_run. */
 void daemon_start(struct daemon *daemon, const char *model, const char *const *arguments);
 /* Waits for /ready, at most 60 s. */
 bool daemon_await_ready(const struct daemon *daemon);
@@ -29,8 +29,8 @@ bool daemon_logged(const struct daemon *daemon, const char *text);
 /* Resident memory in KiB; its threads. */
 long daemon_status(const struct daemon *daemon, const char *field);
 
-/* Runs a program to its end, at most 60 s. *output (free it) is standard output, *errors standard error; either may be
- * NULL. Returns the exit status. */
+/* Runs a program to its end, at most 60 s. *output (free it) is standard output, *errors standard error;
+ * either may be NULL. Returns the exit status. */
 int daemon_run(const char *program, const char *const *arguments, char **output, char **errors);
 
 #endif

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-const struct kv_geometry rig_geometry = {
+const struct kv_geometry engine_rig_geometry = {
     .layers = 3,
     .kv_heads = 2,
     .head_dim = 4,
@@ -17,7 +17,7 @@ const struct kv_geometry rig_geometry = {
     .attention_factor = 1,
 };
 
-struct kv_engine *rig_open(struct kv_engine_options options)
+struct kv_engine *engine_rig_open(struct kv_engine_options options)
 {
     struct kv_limits *limits = &options.limits;
     struct kv_error err = {0};
@@ -31,8 +31,8 @@ struct kv_engine *rig_open(struct kv_engine_options options)
     if (!limits->upload_seconds) limits->upload_seconds = 30;
     if (!limits->reply_seconds) limits->reply_seconds = 30;
     struct kv_engine *engine = kv_engine_open(&options);
-    struct kv_backend *backend = fake_open(&rig_geometry);
-    if (!engine || !backend || !kv_engine_start(engine, &fake_ops, backend, &rig_geometry, &err)) {
+    struct kv_backend *backend = fake_open(&engine_rig_geometry);
+    if (!engine || !backend || !kv_engine_start(engine, &fake_ops, backend, &engine_rig_geometry, &err)) {
         fprintf(stderr, "the engine does not start: %s\n", err.message);
         abort();
     }
@@ -41,7 +41,7 @@ struct kv_engine *rig_open(struct kv_engine_options options)
     return engine;
 }
 
-void rig_close(struct kv_engine *engine)
+void engine_rig_close(struct kv_engine *engine)
 {
     struct kv_engine_stats stats;
     kv_engine_stats(engine, &stats);
@@ -60,36 +60,40 @@ void rig_close(struct kv_engine *engine)
 static size_t encode_head(unsigned char *to, size_t room, int64_t tokens)
 {
     size_t bytes = 0;
-    if (!kv_request_encode(to, room, &rig_geometry, KV_HIDDEN_STATES, KV_BF16, KV_I64, tokens, &bytes, NULL)) abort();
+    if (!kv_request_encode(to, room, &engine_rig_geometry, KV_HIDDEN_STATES, KV_BF16, KV_I64, tokens, &bytes,
+                           NULL))
+        abort();
     return bytes;
 }
 
 static uint64_t body_bytes(int64_t tokens)
 {
     unsigned char head[1024];
-    return encode_head(head, sizeof head, tokens) + (uint64_t)tokens * ((uint64_t)rig_geometry.hidden * 2 + 8);
+    return encode_head(head, sizeof head, tokens) +
+           (uint64_t)tokens * ((uint64_t)engine_rig_geometry.hidden * 2 + 8);
 }
 
-uint64_t rig_request_bytes(int64_t tokens)
+uint64_t engine_rig_request_bytes(int64_t tokens)
 {
     uint64_t body = body_bytes(tokens);
-    int64_t bound = kv_request_tokens_bound(&rig_geometry, body, 16384);
-    return kv_pool_round(body) + kv_pool_round(KV_REPLY_HEADER_BYTES_MAX + 2 * kv_reply_part_bytes(&rig_geometry, bound));
+    int64_t bound = kv_request_tokens_bound(&engine_rig_geometry, body, 16384);
+    return kv_pool_round(body) +
+           kv_pool_round(KV_REPLY_HEADER_BYTES_MAX + 2 * kv_reply_part_bytes(&engine_rig_geometry, bound));
 }
 
-static int64_t position_of(const struct rig_request *request, int64_t t)
+static int64_t position_of(const struct engine_rig_request *request, int64_t t)
 {
-    return (int64_t)((request->seed * 7919u + (uint32_t)t * 31u) % (uint32_t)rig_geometry.positions);
+    return (int64_t)((request->seed * 7919u + (uint32_t)t * 31u) % (uint32_t)engine_rig_geometry.positions);
 }
 
-static uint16_t first_of(const struct rig_request *request, int64_t t)
+static uint16_t first_of(const struct engine_rig_request *request, int64_t t)
 {
     return (uint16_t)(request->seed * 40503u + (uint32_t)t * 1009u);
 }
 
-void rig_fill(const struct rig_request *request, unsigned char *body, size_t *bytes)
+void engine_rig_fill(const struct engine_rig_request *request, unsigned char *body, size_t *bytes)
 {
-    size_t row_bytes = (size_t)rig_geometry.hidden * 2;
+    size_t row_bytes = (size_t)engine_rig_geometry.hidden * 2;
     unsigned char *hidden = body + encode_head(body, 1024, request->tokens);
     unsigned char *positions = hidden + (size_t)request->tokens * row_bytes;
     for (int64_t t = 0; t < request->tokens; t++) {
@@ -102,17 +106,18 @@ void rig_fill(const struct rig_request *request, unsigned char *body, size_t *by
     *bytes = (size_t)(positions - body) + (size_t)request->tokens * 8;
 }
 
-bool rig_is_right(const struct rig_request *request, const unsigned char *reply)
+bool engine_rig_is_right(const struct engine_rig_request *request, const unsigned char *reply)
 {
     const unsigned char *at = reply;
     for (int v = 0; v < 2; v++)
-        for (int32_t layer = 0; layer < rig_geometry.layers; layer++)
+        for (int32_t layer = 0; layer < engine_rig_geometry.layers; layer++)
             for (int64_t t = 0; t < request->tokens; t++)
-                for (int32_t head = 0; head < rig_geometry.kv_heads; head++)
-                    for (int32_t d = 0; d < rig_geometry.head_dim; d++, at += 2) {
+                for (int32_t head = 0; head < engine_rig_geometry.kv_heads; head++)
+                    for (int32_t d = 0; d < engine_rig_geometry.head_dim; d++, at += 2) {
                         uint16_t got;
                         memcpy(&got, at, 2);
-                        if (got != fake_element(v, first_of(request, t), position_of(request, t), layer, head, d))
+                        if (got !=
+                            fake_element(v, first_of(request, t), position_of(request, t), layer, head, d))
                             return false;
                     }
     return true;
@@ -120,11 +125,11 @@ bool rig_is_right(const struct rig_request *request, const unsigned char *reply)
 
 static bool hung_up(void *of)
 {
-    struct rig_request *request = of;
+    struct engine_rig_request *request = of;
     return request->hung_up != 0;
 }
 
-void rig_run(struct rig_request *request)
+void engine_rig_run(struct engine_rig_request *request)
 {
     struct kv_job job = {.deadline_us = request->deadline_us, .gone = hung_up, .who = request};
     const struct kv_request_limits limits = {kv_engine_limits(request->engine)->tokens_max};
@@ -132,10 +137,10 @@ void rig_run(struct rig_request *request)
     request->ok = request->right = false;
     if (!kv_engine_admit(request->engine, &job, bytes, &request->err)) return;
     size_t filled = 0;
-    rig_fill(request, job.body, &filled);
-    if (kv_request_decode(&job.request, job.body, bytes, &rig_geometry, &limits, &request->err)) {
+    engine_rig_fill(request, job.body, &filled);
+    if (kv_request_decode(&job.request, job.body, bytes, &engine_rig_geometry, &limits, &request->err)) {
         request->ok = kv_engine_run(&job, &request->err);
-        request->right = request->ok && rig_is_right(request, job.reply);
+        request->right = request->ok && engine_rig_is_right(request, job.reply);
         request->queue_us = job.queue_us;
         request->device_us = job.device_us;
     }
@@ -145,21 +150,21 @@ void rig_run(struct rig_request *request)
 
 static void *run_thread(void *of)
 {
-    rig_run(of);
+    engine_rig_run(of);
     return NULL;
 }
 
-void rig_start(struct rig_request *request)
+void engine_rig_start(struct engine_rig_request *request)
 {
     if (pthread_create(&request->thread, NULL, run_thread, request) != 0) abort();
 }
 
-void rig_join(struct rig_request *request)
+void engine_rig_join(struct engine_rig_request *request)
 {
     pthread_join(request->thread, NULL);
 }
 
-bool rig_await_waiting(struct kv_engine *engine, int32_t waiting)
+bool engine_rig_await_waiting(struct kv_engine *engine, int32_t waiting)
 {
     for (int i = 0; i < 10000; i++) {
         struct kv_engine_stats stats;

@@ -5,15 +5,15 @@
 #include "server/engine.h"
 #include "tests/fake_backend.h"
 
-extern const struct kv_geometry rig_geometry;
+extern const struct kv_geometry engine_rig_geometry;
 
 /* Resets the fake device, then opens and starts an engine with these options (zeros: defaults for tests). */
-struct kv_engine *rig_open(struct kv_engine_options options);
+struct kv_engine *engine_rig_open(struct kv_engine_options options);
 /* Closes it and checks that the device got everything back. */
-void rig_close(struct kv_engine *engine);
+void engine_rig_close(struct kv_engine *engine);
 
 /* One request: admitted, filled, decoded, run, checked against fake_element, released. */
-struct rig_request {
+struct engine_rig_request {
     struct kv_engine *engine;
     int64_t tokens;
     uint32_t seed;
@@ -25,16 +25,17 @@ struct rig_request {
     pthread_t thread;
 };
 
-void rig_run(struct rig_request *request);
-void rig_start(struct rig_request *request); /* rig_run on a thread of its own */
-void rig_join(struct rig_request *request);
+void engine_rig_run(struct engine_rig_request *request);
+void engine_rig_start(struct engine_rig_request *request); /* engine_rig_run on a thread of its own */
+void engine_rig_join(struct engine_rig_request *request);
 /* Writes the request as a safetensors document of *bytes. */
-void rig_fill(const struct rig_request *request, unsigned char *body, size_t *bytes);
-/* Has the reply (K [layers, T, kv_heads, head_dim], then V) the bits that the fake device gives for this request? */
-bool rig_is_right(const struct rig_request *request, const unsigned char *reply);
+void engine_rig_fill(const struct engine_rig_request *request, unsigned char *body, size_t *bytes);
+/* Has the reply (K [layers, T, kv_heads, head_dim], then V) the bits that the fake device gives for this
+ * request? */
+bool engine_rig_is_right(const struct engine_rig_request *request, const unsigned char *reply);
 /* Bytes of pool memory that a request holds, its own encoding and worst-case reply together. */
-uint64_t rig_request_bytes(int64_t tokens);
+uint64_t engine_rig_request_bytes(int64_t tokens);
 /* Waits (at most 10 s) until so many requests wait in the engine. */
-bool rig_await_waiting(struct kv_engine *engine, int32_t waiting);
+bool engine_rig_await_waiting(struct kv_engine *engine, int32_t waiting);
 
 #endif

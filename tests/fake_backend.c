@@ -42,7 +42,8 @@ static void describe(const struct kv_backend *backend, struct kv_backend_descrip
     out->batches_max = fake.batches_max ? fake.batches_max : 1;
 }
 
-static bool alloc(struct kv_backend *backend, size_t bytes, struct kv_mem **out, void **host, struct kv_error *err)
+static bool alloc(struct kv_backend *backend, size_t bytes, struct kv_mem **out, void **host,
+                  struct kv_error *err)
 {
     (void)backend;
     struct kv_mem *mem = calloc(1, sizeof *mem);
@@ -81,7 +82,8 @@ static void release(struct kv_backend *backend, struct kv_mem *mem)
 uint16_t fake_element(bool is_v, uint16_t first, int64_t position, int32_t layer, int32_t head, int32_t d)
 {
     uint64_t mixed = (uint64_t)first * 0x9e3779b97f4a7c15u + (uint64_t)position * 0xbf58476d1ce4e5b9u +
-                     (uint64_t)layer * 0x94d049bb133111ebu + (uint64_t)(head * 1024 + d) * 0xd6e8feb86659fd93u + is_v;
+                     (uint64_t)layer * 0x94d049bb133111ebu +
+                     (uint64_t)(head * 1024 + d) * 0xd6e8feb86659fd93u + is_v;
     return (uint16_t)(mixed >> 40);
 }
 
@@ -98,7 +100,8 @@ static int64_t position_of(const struct kv_item *item, int64_t t)
     return narrow;
 }
 
-static void write_row(const struct kv_geometry *geometry, const struct kv_item *item, int64_t t, uint16_t first)
+static void write_row(const struct kv_geometry *geometry, const struct kv_item *item, int64_t t,
+                      uint16_t first)
 {
     int64_t position = position_of(item, t);
     const struct kv_output *out = &item->out;
@@ -129,7 +132,8 @@ static void run_item(const struct kv_geometry *geometry, struct kv_item *item)
     }
     for (int64_t t = 0; t < item->rows && !fake.copy_only; t++) {
         uint16_t first;
-        memcpy(&first, item->in.rows.mem->host + item->in.rows.offset + (uint64_t)(t * item->in.row_stride), 2);
+        memcpy(&first, item->in.rows.mem->host + item->in.rows.offset + (uint64_t)(t * item->in.row_stride),
+               2);
         write_row(geometry, item, t, first);
     }
 }

@@ -1,5 +1,6 @@
-/* A device for tests: computes a simple function of hidden bytes, position, layer and head at once, and does what the
- * test asks for besides: waits, faults, gets lost. Also what the HTTP benchmark serves: it only touches memory. */
+/* A device for tests: computes a simple function of hidden bytes, position, layer and head at once, and does
+ * what the test asks for besides: waits, faults, gets lost. Also what the HTTP benchmark serves: it only
+ * touches memory. */
 #ifndef KV_TESTS_FAKE_BACKEND_H
 #define KV_TESTS_FAKE_BACKEND_H
 
@@ -9,14 +10,14 @@
 
 /* Zero: works at once. Set before open, or atomically while it runs. */
 struct fake_device {
-    _Atomic int32_t delay_us;    /* of each batch */
-    _Atomic int32_t held;        /* while set, batches stay pending */
-    _Atomic int32_t lost;        /* wait says lost */
-    _Atomic int32_t fault;       /* enum kv_fault for items whose first position is fault_position */
+    _Atomic int32_t delay_us; /* of each batch */
+    _Atomic int32_t held;     /* while set, batches stay pending */
+    _Atomic int32_t lost;     /* wait says lost */
+    _Atomic int32_t fault;    /* enum kv_fault for items whose first position is fault_position */
     _Atomic int64_t fault_position;
-    _Atomic int32_t submit_fails; /* enum kv_fault of submit */
+    _Atomic int32_t submit_fails;                                        /* enum kv_fault of submit */
     _Atomic int32_t batches, items, rows, rows_max_seen, items_max_seen; /* seen */
-    _Atomic int32_t open, mems;   /* backends and memories not yet closed */
+    _Atomic int32_t open, mems; /* backends and memories not yet closed */
     int32_t span_rows, batches_max;
     bool copy_only; /* computes nothing: the reply is what the pool held */
 };

@@ -6,12 +6,32 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-static const char *const names[GOLDEN_CASES] = {
-    "dflash_default", "dflash_target_hidden", "f32_weights", "far_positions", "fused_qkv_bias", "gpt_oss_form",
-    "head_dim_80", "head_dim_absent", "int32_positions_f32_hidden", "interleaved", "kimi_form", "linear", "llama3",
-    "mimo_form", "no_k_norm", "norms_f32", "one_token", "partial_rotary_half", "rope_by_layer_type", "separate_bias",
-    "sharded_fp16_v4", "theta_in_rope_scaling", "yarn_attention_factor", "yarn_factor_not_ratio",
-    "yarn_v4_rope_scaling", "yarn_v5"};
+static const char *const names[GOLDEN_CASES] = {"dflash_default",
+                                                "dflash_target_hidden",
+                                                "f32_weights",
+                                                "far_positions",
+                                                "fused_qkv_bias",
+                                                "gpt_oss_form",
+                                                "head_dim_80",
+                                                "head_dim_absent",
+                                                "int32_positions_f32_hidden",
+                                                "interleaved",
+                                                "kimi_form",
+                                                "linear",
+                                                "llama3",
+                                                "mimo_form",
+                                                "no_k_norm",
+                                                "norms_f32",
+                                                "one_token",
+                                                "partial_rotary_half",
+                                                "rope_by_layer_type",
+                                                "separate_bias",
+                                                "sharded_fp16_v4",
+                                                "theta_in_rope_scaling",
+                                                "yarn_attention_factor",
+                                                "yarn_factor_not_ratio",
+                                                "yarn_v4_rope_scaling",
+                                                "yarn_v5"};
 
 struct golden_case golden_case(int index)
 {
@@ -60,7 +80,8 @@ static double relative(const struct kv_view *got, const struct kv_view *expected
     for (int64_t i = 0; i < count; i++) {
         float a, b;
         kv_to_f32(got->dtype, (const char *)got->data + (size_t)i * kv_dtype_bytes(got->dtype), 1, &a);
-        kv_to_f32(expected->dtype, (const char *)expected->data + (size_t)i * kv_dtype_bytes(expected->dtype), 1, &b);
+        kv_to_f32(expected->dtype, (const char *)expected->data + (size_t)i * kv_dtype_bytes(expected->dtype),
+                  1, &b);
         difference += ((double)a - b) * ((double)a - b);
         norm += (double)b * b;
     }
@@ -77,7 +98,8 @@ double golden_error(const void *got, uint64_t got_bytes, const void *expected, u
         kv_document_open(&b, expected, expected_bytes, KV_DOCUMENT_FILE, NULL)) {
         const struct kv_tensor *in_a = kv_document_find(&a, tensor), *in_b = kv_document_find(&b, tensor);
         if (in_a && in_b) {
-            struct kv_view view_a = kv_document_view(&a, in_a, got), view_b = kv_document_view(&b, in_b, expected);
+            struct kv_view view_a = kv_document_view(&a, in_a, got),
+                           view_b = kv_document_view(&b, in_b, expected);
             error = relative(&view_a, &view_b);
         }
     }

@@ -17,8 +17,8 @@ struct golden_case {
 struct golden_case golden_case(int index);
 /* A whole file; free() it. Aborts when it cannot be read. */
 void *golden_read(const struct golden_case *golden, const char *file, uint64_t *bytes);
-/* ||got - expected|| / ||expected|| over a tensor of two documents; infinity when one is missing, shapes differ, or a
- * difference is not a number. */
+/* ||got - expected|| / ||expected|| over a tensor of two documents; infinity when one is missing, shapes
+ * differ, or a difference is not a number. */
 double golden_error(const void *got, uint64_t got_bytes, const void *expected, uint64_t expected_bytes,
                     const char *tensor);
 

@@ -22,14 +22,16 @@ void http_rig_open(struct http_rig *rig, struct kv_engine_options options)
 {
     struct kv_error err = {0};
     char path[128];
-    *rig = (struct http_rig){.engine = rig_open(options)};
+    *rig = (struct http_rig){.engine = engine_rig_open(options)};
     snprintf(path, sizeof path, "unix:/tmp/kvmat_http_%d.sock", (int)getpid());
     must(kv_listener_open(&rig->listener[0], "127.0.0.1:0", &err), err.message);
     must(kv_listener_open(&rig->listener[1], path, &err), err.message);
     const struct kv_http_options http = {rig->engine, rig->listener, 2, "rig", "test"};
     for (int i = 0; i < 8; i++) rig->eps[i] = 1e-6f;
-    rig->description = (struct kv_description){
-        .name = "rig", .fingerprint = "0123456789abcdef0123456789abcdef", .geometry = rig_geometry, .eps = rig->eps};
+    rig->description = (struct kv_description){.name = "rig",
+                                               .fingerprint = "0123456789abcdef0123456789abcdef",
+                                               .geometry = engine_rig_geometry,
+                                               .eps = rig->eps};
     must(kv_http_open(&rig->http, &http, &err), err.message);
     kv_http_describe(rig->http, &rig->description);
 }
@@ -39,7 +41,7 @@ void http_rig_close(struct http_rig *rig)
     kv_http_close(rig->http);
     kv_listener_close(&rig->listener[0]);
     kv_listener_close(&rig->listener[1]);
-    rig_close(rig->engine);
+    engine_rig_close(rig->engine);
 }
 
 int http_rig_connect(const struct http_rig *rig, bool over_unix)
@@ -85,7 +87,7 @@ struct http_reply http_rig_read_head(int fd)
     while (count < sizeof reply.head - 1 && recv(fd, reply.head + count, 1, 0) == 1) {
         reply.head[++count] = '\0';
         if (count >= 4 && memcmp(reply.head + count - 4, "\r\n\r\n", 4) == 0) {
-            reply.status = atoi(reply.head + strlen("HTTP/1.1 "));
+            reply.status = (int)strtol(reply.head + strlen("HTTP/1.1 "), NULL, 10);
             return reply;
         }
     }
@@ -146,14 +148,16 @@ bool http_rig_closed(int fd)
     return got == 0 || errno == ECONNRESET;
 }
 
-unsigned char *http_rig_request(int64_t tokens, uint32_t seed, const char *extra, size_t *bytes, size_t *head_bytes)
+unsigned char *http_rig_request(int64_t tokens, uint32_t seed, const char *extra, size_t *bytes,
+                                size_t *head_bytes)
 {
-    struct rig_request request = {.tokens = tokens, .seed = seed};
+    struct engine_rig_request request = {.tokens = tokens, .seed = seed};
     size_t body_bytes = 0, room = 4096 + (size_t)tokens * 64;
     unsigned char *body = malloc(room), *wire = malloc(room + 1024);
     must(body && wire, "no memory");
-    rig_fill(&request, body, &body_bytes);
-    int head = snprintf((char *)wire, 1024, "POST /v1/materialize HTTP/1.1\r\nHost: x\r\nContent-Length: %zu\r\n%s\r\n",
+    engine_rig_fill(&request, body, &body_bytes);
+    int head = snprintf((char *)wire, 1024,
+                        "POST /v1/materialize HTTP/1.1\r\nHost: x\r\nContent-Length: %zu\r\n%s\r\n",
                         body_bytes, extra);
     memcpy(wire + head, body, body_bytes);
     free(body);
@@ -164,16 +168,30 @@ unsigned char *http_rig_request(int64_t tokens, uint32_t seed, const char *extra
 
 bool http_rig_is_right(const struct http_reply *reply, int64_t tokens, uint32_t seed)
 {
-    struct rig_request request = {.tokens = tokens, .seed = seed};
+    struct engine_rig_request request = {.tokens = tokens, .seed = seed};
     struct kv_document document = {0};
     if (reply->status != 200) return false;
     if (!kv_document_open(&document, reply->body, reply->bytes, KV_DOCUMENT_FILE, NULL)) return false;
     const struct kv_tensor *k = kv_document_find(&document, "k"), *v = kv_document_find(&document, "v");
-    uint64_t part_bytes = kv_reply_part_bytes(&rig_geometry, tokens);
+    uint64_t part_bytes = kv_reply_part_bytes(&engine_rig_geometry, tokens);
     uint64_t data_at = KV_DOCUMENT_PREFIX_BYTES + document.header_bytes;
     bool ok = k && v && k->begin == 0 && v->begin == part_bytes && data_at % KV_DATA_ALIGNMENT == 0 &&
-              k->dtype == rig_geometry.dtype && k->rank == 4 && k->dims[1] == tokens &&
-              rig_is_right(&request, (const unsigned char *)reply->body + data_at);
+              k->dtype == engine_rig_geometry.dtype && k->rank == 4 && k->dims[1] == tokens &&
+              engine_rig_is_right(&request, (const unsigned char *)reply->body + data_at);
     kv_document_close(&document);
     return ok;
+}
+
+bool http_rig_alive(const struct http_rig *rig)
+{
+    size_t bytes;
+    int fd = http_rig_connect(rig, false);
+    unsigned char *wire = http_rig_request(5, 77, "", &bytes, NULL);
+    struct http_reply reply = {0};
+    if (http_rig_send(fd, wire, bytes)) reply = http_rig_read(fd);
+    bool right = http_rig_is_right(&reply, 5, 77);
+    http_reply_free(&reply);
+    free(wire);
+    close(fd);
+    return right;
 }

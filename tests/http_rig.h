@@ -40,7 +40,10 @@ struct http_reply http_rig_ask(const struct http_rig *rig, const char *text);
 bool http_rig_closed(int fd);
 
 /* A whole valid request for T tokens as bytes on the wire; free() it. `extra` are header lines or "". */
-unsigned char *http_rig_request(int64_t tokens, uint32_t seed, const char *extra, size_t *bytes, size_t *head_bytes);
+unsigned char *http_rig_request(int64_t tokens, uint32_t seed, const char *extra, size_t *bytes,
+                                size_t *head_bytes);
+/* Is a fresh request still served rightly? What every test of a fault ends with. */
+bool http_rig_alive(const struct http_rig *rig);
 bool http_rig_is_right(const struct http_reply *reply, int64_t tokens, uint32_t seed);
 
 #endif

@@ -1,4 +1,5 @@
-/* The real daemon over its sockets: golden cases, --check, exit statuses, signals, and memory that stays flat. */
+/* The real daemon over its sockets: golden cases, --check, exit statuses, signals, and memory that stays
+ * flat. */
 #include "tests/daemon_rig.h"
 #include "tests/golden.h"
 
@@ -19,8 +20,8 @@ static struct kv_client *connect_to(const char *url)
     return client;
 }
 
-static void assert_close(const struct golden_case *golden, const struct kv_reply_view *reply, const char *file,
-                         double k_bound, double v_bound)
+static void assert_close(const struct golden_case *golden, const struct kv_reply_view *reply,
+                         const char *file, double k_bound, double v_bound)
 {
     uint64_t bytes;
     void *expected = golden_read(golden, file, &bytes);
@@ -44,7 +45,8 @@ START_TEST(test_golden)
     const char *const urls[] = {daemon.url, daemon.unix_url};
     for (int i = 0; i < 2; i++) {
         struct kv_client *client = connect_to(urls[i]);
-        ck_assert_msg(kv_client_materialize_document(client, request, bytes, NULL, &reply, &err), "%s", err.message);
+        ck_assert_msg(kv_client_materialize_document(client, request, bytes, NULL, &reply, &err), "%s",
+                      err.message);
         ck_assert_int_eq(reply.k.dtype, strcmp(golden.name, "sharded_fp16_v4") == 0 ? KV_F16 : KV_BF16);
         assert_close(&golden, &reply, "expected.safetensors", golden.k_bound, golden.v_bound);
         if (golden.has_sglang) assert_close(&golden, &reply, "expected_sglang.safetensors", 1e-3, 1e-3);
@@ -64,12 +66,15 @@ static int64_t number(const json_t *object, const char *key)
 /* --check prints the geometry that the case was made with. */
 START_TEST(test_check)
 {
-    static const char *const pairs[][2] = {{"layers", "L"}, {"hidden", "H"}, {"kv_heads", "Hkv"}, {"head_dim", "D"},
+    static const char *const pairs[][2] = {{"layers", "L"},
+                                           {"hidden", "H"},
+                                           {"kv_heads", "Hkv"},
+                                           {"head_dim", "D"},
                                            {"rotary_dim", "rotary_dim"}};
     struct golden_case golden = golden_case(_i);
     char *output, path[192];
-    int status = daemon_run(daemon_path("kvmatd"), (const char *const[]){"--check", "--model", golden.folder, NULL},
-                            &output, NULL);
+    int status = daemon_run(daemon_path("kvmatd"),
+                            (const char *const[]){"--check", "--model", golden.folder, NULL}, &output, NULL);
     ck_assert_int_eq(status, 0);
     snprintf(path, sizeof path, "%s/case.json", golden.folder);
     json_t *said = json_loads(output, 0, NULL), *made = json_load_file(path, 0, NULL);
@@ -99,7 +104,8 @@ static void assert_exit(int expected, const char *const *arguments, const char *
     char *errors, *output;
     int status = daemon_run(daemon_path("kvmatd"), arguments, &output, &errors);
     ck_assert_msg(status == expected, "exit %d, expected %d: %s", status, expected, errors);
-    ck_assert_msg(strstr(errors, said) || strstr(output, said), "nothing of '%s' in: %s%s", said, output, errors);
+    ck_assert_msg(strstr(errors, said) || strstr(output, said), "nothing of '%s' in: %s%s", said, output,
+                  errors);
     free(errors);
     free(output);
 }
@@ -115,9 +121,11 @@ START_TEST(test_exit_statuses)
     assert_exit(2, (const char *const[]){"--model", GOOD, "--no-such", NULL}, "--no-such");
     assert_exit(2, (const char *const[]){"--model", GOOD, "--device", "tpu", NULL}, "got tpu");
     assert_exit(2, (const char *const[]){"--model", GOOD, "--listen", "nowhere", NULL}, "malformed");
-    assert_exit(1, (const char *const[]){"--model", "tests/vectors", "--listen", "127.0.0.1:0", NULL}, "config.json");
+    assert_exit(1, (const char *const[]){"--model", "tests/vectors", "--listen", "127.0.0.1:0", NULL},
+                "config.json");
     assert_exit(1, (const char *const[]){"--check", "--model", "/nonexistent", NULL}, "model_not_found");
-    assert_exit(4, (const char *const[]){"--model", GOOD, "--listen", "127.0.0.1:0", "--device", "cuda:7", NULL},
+    assert_exit(4,
+                (const char *const[]){"--model", GOOD, "--listen", "127.0.0.1:0", "--device", "cuda:7", NULL},
                 "device_unavailable");
 }
 END_TEST
@@ -129,7 +137,8 @@ START_TEST(test_address_in_use)
     daemon_start(&daemon, GOOD, NULL);
     ck_assert(daemon_await_ready(&daemon));
     const char *const unix_again[] = {"--model", "/nonexistent", "--listen", daemon.unix_url, NULL};
-    const char *const tcp_again[] = {"--model", "/nonexistent", "--listen", daemon.url + strlen("http://"), NULL};
+    const char *const tcp_again[] = {"--model", "/nonexistent", "--listen", daemon.url + strlen("http://"),
+                                     NULL};
     assert_exit(3, unix_again, "address_in_use");
     assert_exit(3, tcp_again, "address_in_use");
     assert_exit(3, (const char *const[]){"--model", GOOD, "--listen", "unix:Makefile", NULL}, "no socket");
@@ -191,7 +200,8 @@ static void *ask_for_much(void *of)
     return NULL;
 }
 
-/* SIGTERM while requests are in flight: each is answered in full or refused in words, and the exit is clean. */
+/* SIGTERM while requests are in flight: each is answered in full or refused in words, and the exit is clean.
+ */
 START_TEST(test_drain)
 {
     enum { ASKERS = 4 };
@@ -223,7 +233,8 @@ static void ask_mixed(struct kv_client *client, int turn, unsigned char *request
     const char *path = "/v1/materialize";
     int expected = 200;
     uint64_t data_at = KV_DOCUMENT_PREFIX_BYTES + (uint64_t)request[0] + 256u * request[1];
-    /* A byte of the JSON header, or the high byte of the first position, which comes first in this request. */
+    /* A byte of the JSON header, or the high byte of the first position, which comes first in this request.
+     */
     unsigned char *flipped = turn % 8 == 4 ? request + 20 : request + data_at + 7;
     switch (turn % 8) {
     case 1: body.iov_len = bytes - 1, expected = 400; break;
@@ -236,8 +247,8 @@ static void ask_mixed(struct kv_client *client, int turn, unsigned char *request
     bool answered = kv_client_call(client, "POST", path, NULL, 0, &body, 1, &response, &err);
     if (turn % 8 == 4 || turn % 8 == 5) *flipped ^= 0x40;
     ck_assert_msg(answered, "turn %d: %s", turn, err.message);
-    ck_assert_msg(response.status == expected, "turn %d: %d, expected %d: %.*s", turn, response.status, expected,
-                  response.status == 200 ? 0 : (int)response.bytes, (const char *)response.body);
+    ck_assert_msg(response.status == expected, "turn %d: %d, expected %d: %.*s", turn, response.status,
+                  expected, response.status == 200 ? 0 : (int)response.bytes, (const char *)response.body);
 }
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -267,8 +278,8 @@ START_TEST(test_memory_stays_flat)
     }
     long after = daemon_status(&daemon, "VmRSS");
     ck_assert(before > 0);
-    ck_assert_msg(!WATCH_MEMORY || after - before <= KIB_MORE_MAX, "resident KiB: %ld before, %ld after %d requests",
-                  before, after, TURNS);
+    ck_assert_msg(!WATCH_MEMORY || after - before <= KIB_MORE_MAX,
+                  "resident KiB: %ld before, %ld after %d requests", before, after, TURNS);
     kv_client_close(client);
     free(request);
     ck_assert_int_eq(daemon_stop(&daemon, SIGTERM), 0);

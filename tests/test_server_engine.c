@@ -9,7 +9,7 @@ static void setup(void)
     memset(&fake, 0, sizeof fake);
 }
 
-static void assert_served(const struct rig_request *request)
+static void assert_served(const struct engine_rig_request *request)
 {
     ck_assert_msg(request->ok, "refused: %s", request->err.message);
     ck_assert(request->right);
@@ -31,10 +31,10 @@ END_TEST
 START_TEST(test_alone)
 {
     static const int64_t tokens[] = {0, 1, 2, 63, 64, 65, 127, 128, 129, 1000};
-    struct kv_engine *engine = rig_open((struct kv_engine_options){.spin_us = 50});
+    struct kv_engine *engine = engine_rig_open((struct kv_engine_options){.spin_us = 50});
     for (size_t i = 0; i < sizeof tokens / sizeof tokens[0]; i++) {
-        struct rig_request request = {.engine = engine, .tokens = tokens[i], .seed = (uint32_t)i + 1};
-        rig_run(&request);
+        struct engine_rig_request request = {.engine = engine, .tokens = tokens[i], .seed = (uint32_t)i + 1};
+        engine_rig_run(&request);
         assert_served(&request);
     }
     struct kv_engine_stats stats;
@@ -42,106 +42,108 @@ START_TEST(test_alone)
     ck_assert_uint_eq(stats.inline_batches, 4); /* 1, 2, 63, 64: what fits one span of 64 */
     ck_assert_int_le(fake.rows_max_seen, 64);
     ck_assert_uint_eq(stats.batch_rows, 1 + 2 + 63 + 64 + 65 + 127 + 128 + 129 + 1000);
-    rig_close(engine);
+    engine_rig_close(engine);
 }
 END_TEST
 
 START_TEST(test_join)
 {
-    struct kv_engine *engine = rig_open((struct kv_engine_options){.limits = {.batch_tokens_max = 40}});
-    struct rig_request first = {.engine = engine, .tokens = 3, .seed = 99}, small[10];
+    struct kv_engine *engine =
+        engine_rig_open((struct kv_engine_options){.limits = {.batch_tokens_max = 40}});
+    struct engine_rig_request first = {.engine = engine, .tokens = 3, .seed = 99}, small[10];
     fake.held = 1;
-    rig_start(&first); /* inline, keeps the device busy */
+    engine_rig_start(&first); /* inline, keeps the device busy */
     while (fake.batches == 0) sched_yield();
     for (uint32_t i = 0; i < 10; i++) {
-        small[i] = (struct rig_request){.engine = engine, .tokens = 8, .seed = i};
-        rig_start(&small[i]);
+        small[i] = (struct engine_rig_request){.engine = engine, .tokens = 8, .seed = i};
+        engine_rig_start(&small[i]);
     }
-    ck_assert(rig_await_waiting(engine, 10));
+    ck_assert(engine_rig_await_waiting(engine, 10));
     fake.held = 0;
-    rig_join(&first);
+    engine_rig_join(&first);
     assert_served(&first);
     for (int i = 0; i < 10; i++) {
-        rig_join(&small[i]);
+        engine_rig_join(&small[i]);
         assert_served(&small[i]);
     }
     ck_assert_int_eq(fake.items_max_seen, 5); /* 5 * 8 = 40 rows */
     ck_assert_int_eq(fake.batches, 3);
-    rig_close(engine);
+    engine_rig_close(engine);
 }
 END_TEST
 
 START_TEST(test_small_beside_large)
 {
-    struct kv_engine *engine = rig_open((struct kv_engine_options){.limits = {.batch_tokens_max = 64}});
-    struct rig_request large = {.engine = engine, .tokens = 6400, .seed = 5};
+    struct kv_engine *engine =
+        engine_rig_open((struct kv_engine_options){.limits = {.batch_tokens_max = 64}});
+    struct engine_rig_request large = {.engine = engine, .tokens = 6400, .seed = 5};
     fake.delay_us = 2000; /* 100 spans of 64 rows: 200 ms */
-    rig_start(&large);
+    engine_rig_start(&large);
     while (fake.batches < 3) sched_yield();
-    struct rig_request small = {.engine = engine, .tokens = 64, .seed = 6};
-    rig_run(&small);
+    struct engine_rig_request small = {.engine = engine, .tokens = 64, .seed = 6};
+    engine_rig_run(&small);
     assert_served(&small);
     ck_assert_int_lt(fake.batches, 20); /* it did not wait for the large one's 100 spans */
-    rig_join(&large);
+    engine_rig_join(&large);
     assert_served(&large);
-    rig_close(engine);
+    engine_rig_close(engine);
 }
 END_TEST
 
 START_TEST(test_queue_full)
 {
-    struct kv_engine *engine = rig_open((struct kv_engine_options){.limits = {.queue_max = 2}});
-    struct rig_request request[3], over = {.engine = engine, .tokens = 1};
+    struct kv_engine *engine = engine_rig_open((struct kv_engine_options){.limits = {.queue_max = 2}});
+    struct engine_rig_request request[3], over = {.engine = engine, .tokens = 1};
     fake.held = 1;
     for (uint32_t i = 0; i < 3; i++) {
-        request[i] = (struct rig_request){.engine = engine, .tokens = 1, .seed = i};
-        rig_start(&request[i]);
+        request[i] = (struct engine_rig_request){.engine = engine, .tokens = 1, .seed = i};
+        engine_rig_start(&request[i]);
         if (i == 0)
             while (fake.batches == 0) sched_yield();
     }
-    ck_assert(rig_await_waiting(engine, 2));
-    rig_run(&over);
+    ck_assert(engine_rig_await_waiting(engine, 2));
+    engine_rig_run(&over);
     ck_assert(!over.ok);
     ck_assert_int_eq(over.err.fault, KV_QUEUE_FULL);
     ck_assert_int_eq((int)over.err.got.integer, 2);
     fake.held = 0;
     for (int i = 0; i < 3; i++) {
-        rig_join(&request[i]);
+        engine_rig_join(&request[i]);
         assert_served(&request[i]);
     }
-    rig_close(engine);
+    engine_rig_close(engine);
 }
 END_TEST
 
 START_TEST(test_memory_in_turn)
 {
     /* Room for one request of 100 tokens at a time; the others wait for it in order of arrival. */
-    struct kv_engine *engine =
-        rig_open((struct kv_engine_options){.limits = {.pool_bytes = rig_request_bytes(100) + 640}});
-    struct rig_request request[4];
+    struct kv_engine *engine = engine_rig_open(
+        (struct kv_engine_options){.limits = {.pool_bytes = engine_rig_request_bytes(100) + 640}});
+    struct engine_rig_request request[4];
     fake.held = 1;
     for (uint32_t i = 0; i < 4; i++) {
-        request[i] = (struct rig_request){.engine = engine, .tokens = 100, .seed = i};
-        rig_start(&request[i]);
+        request[i] = (struct engine_rig_request){.engine = engine, .tokens = 100, .seed = i};
+        engine_rig_start(&request[i]);
         /* The first is in the queue (two spans), all others wait for memory. */
         if (i == 0)
             while (fake.batches == 0) sched_yield();
         else
-            ck_assert(rig_await_waiting(engine, (int32_t)i + 1));
+            ck_assert(engine_rig_await_waiting(engine, (int32_t)i + 1));
     }
     fake.held = 0;
     for (int i = 0; i < 4; i++) {
-        rig_join(&request[i]);
+        engine_rig_join(&request[i]);
         assert_served(&request[i]);
         if (i > 0) ck_assert(request[i - 1].done_at_us <= request[i].done_at_us);
     }
-    rig_close(engine);
+    engine_rig_close(engine);
 }
 END_TEST
 
 START_TEST(test_never_fits)
 {
-    struct kv_engine *engine = rig_open((struct kv_engine_options){.limits = {.pool_bytes = 1 << 20}});
+    struct kv_engine *engine = engine_rig_open((struct kv_engine_options){.limits = {.pool_bytes = 1 << 20}});
     struct kv_job job = {0};
     struct kv_error err = {0};
     ck_assert(!kv_engine_accepts(engine, 1 << 20, &err));
@@ -149,181 +151,183 @@ START_TEST(test_never_fits)
     err = (struct kv_error){0};
     ck_assert(!kv_engine_admit(engine, &job, UINT64_MAX, &err));
     ck_assert_int_eq(err.fault, KV_PAYLOAD_TOO_LARGE);
-    rig_close(engine);
+    engine_rig_close(engine);
 }
 END_TEST
 
 START_TEST(test_given_up)
 {
-    struct kv_engine *engine = rig_open((struct kv_engine_options){.spin_us = 0});
-    struct rig_request busy = {.engine = engine, .tokens = 5, .seed = 1};
-    struct rig_request late = {.engine = engine, .tokens = 6, .deadline_us = kv_now_us() + 50000};
-    struct rig_request gone = {.engine = engine, .tokens = 7};
+    struct kv_engine *engine = engine_rig_open((struct kv_engine_options){.spin_us = 0});
+    struct engine_rig_request busy = {.engine = engine, .tokens = 5, .seed = 1};
+    struct engine_rig_request late = {.engine = engine, .tokens = 6, .deadline_us = kv_now_us() + 50000};
+    struct engine_rig_request gone = {.engine = engine, .tokens = 7};
     fake.held = 1;
-    rig_start(&busy);
+    engine_rig_start(&busy);
     while (fake.batches == 0) sched_yield();
-    rig_start(&late);
-    rig_start(&gone);
-    rig_join(&late);
+    engine_rig_start(&late);
+    engine_rig_start(&gone);
+    engine_rig_join(&late);
     ck_assert_int_eq(late.err.fault, KV_DEADLINE_EXCEEDED);
     gone.hung_up = 1;
-    rig_join(&gone);
+    engine_rig_join(&gone);
     ck_assert_int_eq(gone.err.fault, KV_CLIENT_GONE);
     fake.held = 0;
-    rig_join(&busy);
+    engine_rig_join(&busy);
     assert_served(&busy);
     ck_assert_int_eq(fake.rows, 5); /* the other two never reached the device */
-    rig_close(engine);
+    engine_rig_close(engine);
 }
 END_TEST
 
 START_TEST(test_faults_are_the_items_own)
 {
-    struct kv_engine *engine = rig_open((struct kv_engine_options){.spin_us = 0});
-    struct rig_request busy = {.engine = engine, .tokens = 1, .seed = 1}, request[6];
+    struct kv_engine *engine = engine_rig_open((struct kv_engine_options){.spin_us = 0});
+    struct engine_rig_request busy = {.engine = engine, .tokens = 1, .seed = 1}, request[6];
     fake.held = 1;
-    rig_start(&busy);
+    engine_rig_start(&busy);
     while (fake.batches == 0) sched_yield();
     fake.fault = KV_DEVICE_OUT_OF_MEMORY;
     fake.fault_position = 3 * 7919 % 100000; /* the first position of seed 3 */
     for (uint32_t i = 0; i < 6; i++) {
-        request[i] = (struct rig_request){.engine = engine, .tokens = 9, .seed = i};
-        rig_start(&request[i]);
+        request[i] = (struct engine_rig_request){.engine = engine, .tokens = 9, .seed = i};
+        engine_rig_start(&request[i]);
     }
-    ck_assert(rig_await_waiting(engine, 6));
+    ck_assert(engine_rig_await_waiting(engine, 6));
     fake.held = 0;
-    rig_join(&busy);
+    engine_rig_join(&busy);
     for (uint32_t i = 0; i < 6; i++) {
-        rig_join(&request[i]);
+        engine_rig_join(&request[i]);
         if (i != 3) assert_served(&request[i]);
     }
     ck_assert(!request[3].ok);
     ck_assert_int_eq(request[3].err.fault, KV_DEVICE_OUT_OF_MEMORY);
     fake.fault = KV_OK;
-    rig_run(&request[3]); /* nothing is poisoned */
+    engine_rig_run(&request[3]); /* nothing is poisoned */
     request[3].err = (struct kv_error){0};
     assert_served(&request[3]);
-    rig_close(engine);
+    engine_rig_close(engine);
 }
 END_TEST
 
 START_TEST(test_submit_fails)
 {
-    struct kv_engine *engine = rig_open((struct kv_engine_options){.spin_us = 0});
-    struct rig_request request = {.engine = engine, .tokens = 300, .seed = 2};
+    struct kv_engine *engine = engine_rig_open((struct kv_engine_options){.spin_us = 0});
+    struct engine_rig_request request = {.engine = engine, .tokens = 300, .seed = 2};
     fake.submit_fails = KV_DEVICE_OUT_OF_MEMORY;
-    rig_run(&request); /* through the queue */
+    engine_rig_run(&request); /* through the queue */
     ck_assert_int_eq(request.err.fault, KV_DEVICE_OUT_OF_MEMORY);
-    struct rig_request small = {.engine = engine, .tokens = 3, .seed = 2};
-    rig_run(&small); /* inline */
+    struct engine_rig_request small = {.engine = engine, .tokens = 3, .seed = 2};
+    engine_rig_run(&small); /* inline */
     ck_assert_int_eq(small.err.fault, KV_DEVICE_OUT_OF_MEMORY);
     fake.submit_fails = KV_OK;
     request.err = (struct kv_error){0};
-    rig_run(&request);
+    engine_rig_run(&request);
     assert_served(&request);
     ck_assert_int_eq(kv_engine_state(engine), KV_ENGINE_READY);
-    rig_close(engine);
+    engine_rig_close(engine);
 }
 END_TEST
 
 START_TEST(test_lost)
 {
-    struct kv_engine *engine = rig_open((struct kv_engine_options){.spin_us = 0});
-    struct rig_request request[4], after = {.engine = engine, .tokens = 1};
+    struct kv_engine *engine = engine_rig_open((struct kv_engine_options){.spin_us = 0});
+    struct engine_rig_request request[4], after = {.engine = engine, .tokens = 1};
     fake.held = 1;
     for (uint32_t i = 0; i < 4; i++) {
-        request[i] = (struct rig_request){.engine = engine, .tokens = i == 1 ? 500 : 2, .seed = i};
-        rig_start(&request[i]);
+        request[i] = (struct engine_rig_request){.engine = engine, .tokens = i == 1 ? 500 : 2, .seed = i};
+        engine_rig_start(&request[i]);
         if (i == 0)
             while (fake.batches == 0) sched_yield();
     }
-    ck_assert(rig_await_waiting(engine, 3));
+    ck_assert(engine_rig_await_waiting(engine, 3));
     fake.lost = 1;
     for (int i = 0; i < 4; i++) {
-        rig_join(&request[i]);
+        engine_rig_join(&request[i]);
         ck_assert_int_eq(request[i].err.fault, KV_DEVICE_LOST);
     }
     ck_assert_int_eq(kv_engine_state(engine), KV_ENGINE_LOST);
-    rig_run(&after);
+    engine_rig_run(&after);
     ck_assert_int_eq(after.err.fault, KV_DEVICE_LOST);
-    rig_close(engine);
+    engine_rig_close(engine);
 }
 END_TEST
 
 START_TEST(test_drain)
 {
-    struct kv_engine *engine = rig_open((struct kv_engine_options){.spin_us = 0});
-    struct rig_request busy = {.engine = engine, .tokens = 4, .seed = 1};
-    struct rig_request queued = {.engine = engine, .tokens = 5, .seed = 2};
-    struct rig_request after = {.engine = engine, .tokens = 6, .seed = 3};
+    struct kv_engine *engine = engine_rig_open((struct kv_engine_options){.spin_us = 0});
+    struct engine_rig_request busy = {.engine = engine, .tokens = 4, .seed = 1};
+    struct engine_rig_request queued = {.engine = engine, .tokens = 5, .seed = 2};
+    struct engine_rig_request after = {.engine = engine, .tokens = 6, .seed = 3};
     fake.held = 1;
-    rig_start(&busy);
+    engine_rig_start(&busy);
     while (fake.batches == 0) sched_yield();
-    rig_start(&queued);
-    ck_assert(rig_await_waiting(engine, 1));
+    engine_rig_start(&queued);
+    ck_assert(engine_rig_await_waiting(engine, 1));
     kv_engine_drain(engine);
-    rig_run(&after);
+    engine_rig_run(&after);
     ck_assert_int_eq(after.err.fault, KV_DRAINING);
     fake.held = 0;
-    rig_join(&busy);
-    rig_join(&queued);
+    engine_rig_join(&busy);
+    engine_rig_join(&queued);
     assert_served(&busy);
     assert_served(&queued); /* what was admitted is finished */
-    rig_close(engine);
+    engine_rig_close(engine);
 }
 END_TEST
 
 START_TEST(test_abandon)
 {
-    struct kv_engine *engine = rig_open((struct kv_engine_options){.spin_us = 0});
-    struct rig_request busy = {.engine = engine, .tokens = 4, .seed = 1};
-    struct rig_request queued = {.engine = engine, .tokens = 5, .seed = 2};
+    struct kv_engine *engine = engine_rig_open((struct kv_engine_options){.spin_us = 0});
+    struct engine_rig_request busy = {.engine = engine, .tokens = 4, .seed = 1};
+    struct engine_rig_request queued = {.engine = engine, .tokens = 5, .seed = 2};
     fake.held = 1;
-    rig_start(&busy);
+    engine_rig_start(&busy);
     while (fake.batches == 0) sched_yield();
-    rig_start(&queued);
-    ck_assert(rig_await_waiting(engine, 1));
+    engine_rig_start(&queued);
+    ck_assert(engine_rig_await_waiting(engine, 1));
     kv_engine_drain(engine);
     kv_engine_abandon(engine);
-    rig_join(&queued);
+    engine_rig_join(&queued);
     ck_assert_int_eq(queued.err.fault, KV_DRAINING);
     fake.held = 0;
-    rig_join(&busy);
+    engine_rig_join(&busy);
     assert_served(&busy);
-    rig_close(engine);
+    engine_rig_close(engine);
 }
 END_TEST
 
 START_TEST(test_delay_joins)
 {
-    struct kv_engine *engine = rig_open((struct kv_engine_options){.batch_delay_us = 200000});
-    struct rig_request request[8];
+    struct kv_engine *engine = engine_rig_open((struct kv_engine_options){.batch_delay_us = 200000});
+    struct engine_rig_request request[8];
     for (uint32_t i = 0; i < 8; i++) {
-        request[i] = (struct rig_request){.engine = engine, .tokens = 32, .seed = i};
-        rig_start(&request[i]);
+        request[i] = (struct engine_rig_request){.engine = engine, .tokens = 32, .seed = i};
+        engine_rig_start(&request[i]);
     }
     for (int i = 0; i < 8; i++) {
-        rig_join(&request[i]);
+        engine_rig_join(&request[i]);
         assert_served(&request[i]);
     }
     ck_assert_int_lt(fake.batches, 8); /* 256 rows fill a batch: no need to wait for the delay's end */
-    rig_close(engine);
+    engine_rig_close(engine);
 }
 END_TEST
 
 static void *storm(void *of)
 {
-    struct rig_request *mine = of;
+    struct engine_rig_request *mine = of;
     uint32_t state = mine->seed * 2654435761u + 1;
     mine->right = true;
     for (int i = 0; i < 60; i++) {
         state = state * 1664525u + 1013904223u;
-        struct rig_request request = {.engine = mine->engine, .tokens = state >> 24 & 255, .seed = state};
+        struct engine_rig_request request = {
+            .engine = mine->engine, .tokens = state >> 24 & 255, .seed = state};
         if ((state >> 8 & 15) == 0) request.deadline_us = kv_now_us() + 300;
         if ((state >> 12 & 15) == 0) request.hung_up = 1;
-        rig_run(&request);
-        bool expected = request.ok ? request.right
-                                   : request.err.fault == KV_DEADLINE_EXCEEDED || request.err.fault == KV_CLIENT_GONE;
+        engine_rig_run(&request);
+        bool expected =
+            request.ok ? request.right
+                       : request.err.fault == KV_DEADLINE_EXCEEDED || request.err.fault == KV_CLIENT_GONE;
         if (!expected) mine->right = false;
     }
     return NULL;
@@ -333,18 +337,18 @@ START_TEST(test_storm)
 {
     fake.batches_max = _i; /* one to three batches in flight */
     fake.delay_us = 100;
-    struct kv_engine *engine = rig_open((struct kv_engine_options){
-        .spin_us = 20, .limits = {.pool_bytes = 4 * rig_request_bytes(255)}});
-    struct rig_request thread[8];
+    struct kv_engine *engine = engine_rig_open((struct kv_engine_options){
+        .spin_us = 20, .limits = {.pool_bytes = 4 * engine_rig_request_bytes(255)}});
+    struct engine_rig_request thread[8];
     for (uint32_t i = 0; i < 8; i++) {
-        thread[i] = (struct rig_request){.engine = engine, .seed = i};
+        thread[i] = (struct engine_rig_request){.engine = engine, .seed = i};
         ck_assert_int_eq(pthread_create(&thread[i].thread, NULL, storm, &thread[i]), 0);
     }
     for (int i = 0; i < 8; i++) {
         pthread_join(thread[i].thread, NULL);
         ck_assert(thread[i].right);
     }
-    rig_close(engine);
+    engine_rig_close(engine);
 }
 END_TEST
 

@@ -34,7 +34,8 @@ END_TEST
 
 static void paint(unsigned char *owner, const struct kv_range *range, unsigned char from, unsigned char to)
 {
-    for (uint64_t i = range->offset / KV_POOL_ALIGNMENT; i < (range->offset + range->bytes) / KV_POOL_ALIGNMENT; i++) {
+    for (uint64_t i = range->offset / KV_POOL_ALIGNMENT;
+         i < (range->offset + range->bytes) / KV_POOL_ALIGNMENT; i++) {
         ck_assert_uint_eq(owner[i], from);
         owner[i] = to;
     }
@@ -47,7 +48,7 @@ START_TEST(test_random)
     unsigned char owner[UNITS] = {0};
     ck_assert(kv_pool_open(&pool, UNITS * KV_POOL_ALIGNMENT, RANGES));
     srand(7);
-    for (int step = 0; step < 200000; step++) {
+    for (int step = 0; step < 20000; step++) {
         int at = rand() % RANGES;
         unsigned char mark = (unsigned char)(at + 1);
         if (range[at].bytes == 0) {
@@ -77,6 +78,7 @@ int main(void)
 {
     Suite *suite = suite_create("server/pool");
     TCase *cases = tcase_create("pool");
+    tcase_set_timeout(cases, 60);
     tcase_add_test(cases, test_edges);
     tcase_add_test(cases, test_random);
     suite_add_tcase(suite, cases);
