@@ -63,7 +63,7 @@ bool kv_engine_given_up(const struct kv_engine *engine, const struct kv_job *job
 void kv_engine_wait(struct kv_engine *engine, pthread_cond_t *condition, int64_t timeout_us);
 
 /* queue.c: what the device thread runs, and a job's way through the device without a look at the state. */
-void *kv_engine_serve(void *engine);
+void *kv_engine_serve(void *of);
 bool kv_engine_run_rows(struct kv_engine *engine, struct kv_job *job, struct kv_error *err);
 
 #endif

@@ -73,7 +73,7 @@ void kv_check_request_id(struct kv_exchange *exchange);
 /* http_materialize.c */
 bool kv_materialize_admit(struct kv_exchange *exchange, int64_t deadline_us);
 enum MHD_Result kv_materialize_answer(struct kv_exchange *exchange);
-void kv_job_end(void *job); /* releases and frees; NULL is fine */
+void kv_job_end(void *of); /* releases and frees; NULL is fine */
 
 /* http_reply.c: all queue the answer. */
 enum MHD_Result kv_reply_error(struct kv_exchange *exchange, bool close);

@@ -210,9 +210,12 @@ static bool read_environment(struct kv_options *options, struct kv_error *err)
             ok = on || off || refuse(&table[i], "1, true, 0 or false", text, err);
             if (on) ok = set(options, &table[i], text, err);
         } else if (table[i].kind == LIST) {
-            char *copy = strdup(text), *rest = copy;
-            if (!copy) return kv_fail(err, KV_INTERNAL, "no memory for %s", name);
-            for (char *word = strtok_r(rest, ", ", &rest); word && ok; word = strtok_r(NULL, ", ", &rest))
+            char *rest = options->listen_text;
+            ok = strlen(text) < sizeof options->listen_text ||
+                 refuse(&table[i], "a shorter list of addresses", text, err);
+            if (ok) strncpy(options->listen_text, text, sizeof options->listen_text - 1);
+            for (char *word = ok ? strtok_r(rest, ", ", &rest) : NULL; word && ok;
+                 word = strtok_r(NULL, ", ", &rest))
                 ok = set(options, &table[i], word, err);
         } else {
             ok = set(options, &table[i], text, err);

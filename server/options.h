@@ -10,6 +10,7 @@ struct kv_options {
     const char *model;
     const char *listen[KV_LISTENERS_MAX];
     int32_t listens;
+    char listen_text[1024]; /* what `listen` points into where it comes from the environment */
     const char *device, *name;
     int64_t max_position, max_tokens, max_body, pool_bytes, max_queue, max_batch_tokens, batch_delay_us,
         spin_us;
@@ -18,9 +19,8 @@ struct kv_options {
     bool tune, log_json, check, version, help;
 };
 
-/* Reads the environment, then the arguments. Strings are borrowed from them, but for the list in
- * KVMAT_LISTEN, which is kept for the life of the process. option_invalid names the option, what was expected
- * and what was got. */
+/* Reads the environment, then the arguments. Strings are borrowed from them and from *out, which must not be
+ * moved. option_invalid names the option, what was expected and what was got. */
 bool kv_options_parse(struct kv_options *out, int argc, char *const *argv,
                       struct kv_error *err) KV_MUST_CHECK;
 

@@ -213,7 +213,7 @@ static enum kv_exit load(struct service *service)
     if (result != KV_EXIT_OK || atomic_load(&service->stop_loading)) return result;
     kv_log(KV_LOG_INFO, "device %s: %s, %.1f MiB resident, pool %.1f MiB", service->device.kind,
            service->device.name, (double)service->device.memory_bytes / 1048576.0,
-           (double)description.limits->pool_bytes / 1048576.0);
+           (double)kv_engine_limits(service->engine)->pool_bytes / 1048576.0);
     log_model(service, &description);
     kv_http_describe(service->http, &description);
     kv_engine_open_doors(service->engine);

@@ -155,6 +155,7 @@ static struct times measure(int64_t tokens, int rounds, int http_port)
         send_all(fd, wire, times.in_bytes);
         times.out_bytes = read_reply(fd, room, room_bytes);
     }
+    must(times.in_bytes > 0 && times.out_bytes > 0, "an empty message");
     struct kv_listener listener;
     must(kv_listener_open(&listener, "127.0.0.1:0", NULL), "listen");
     struct echo echo = {.listener = listener.fd, .in_bytes = times.in_bytes, .out_bytes = times.out_bytes};
