@@ -56,7 +56,7 @@ static enum MHD_Result finish(struct kv_exchange *exchange)
 }
 
 static struct kv_exchange *open_exchange(struct kv_http *http, struct MHD_Connection *connection,
-                                         const char *method)
+                                         const char *method, const char *version)
 {
     const union MHD_ConnectionInfo *info =
         MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
@@ -70,6 +70,7 @@ static struct kv_exchange *open_exchange(struct kv_http *http, struct MHD_Connec
     exchange->route = kv_route_table(&count);
     exchange->began_us = kv_now_us();
     exchange->tokens = -1;
+    exchange->needs_host = strcmp(version, MHD_HTTP_VERSION_1_1) == 0;
     snprintf(exchange->method, sizeof exchange->method, "%s", method);
     atomic_fetch_add(&http->exchanges, 1);
     return exchange;
@@ -80,9 +81,8 @@ static enum MHD_Result handle(void *cls, struct MHD_Connection *connection, cons
                               void **context)
 {
     struct kv_exchange *exchange = *context;
-    (void)version;
     if (!exchange) {
-        exchange = open_exchange(cls, connection, method);
+        exchange = open_exchange(cls, connection, method, version);
         if (!exchange) return MHD_NO;
         *context = exchange;
         return begin(exchange, path);
@@ -177,7 +177,7 @@ static void log_library(void *cls, const char *format, va_list arguments)
     (void)cls;
     vsnprintf(message, sizeof message, format, arguments);
     message[strcspn(message, "\r\n")] = '\0';
-    kv_log(KV_LOG_WARNING, "http: %s", message);
+    kv_log(KV_LOG_INFO, "http: %s", message);
 }
 
 /* Paths are compared as they were sent: no escape in them is ever decoded. */
@@ -188,6 +188,8 @@ static size_t keep(void *cls, struct MHD_Connection *connection, char *text)
     return strlen(text);
 }
 
+/* Not strict for clients: a strict library refuses some requests itself, with a page instead of our JSON.
+ * server/http_checks.c refuses the same. */
 static struct MHD_Daemon *start(struct kv_http *http, const struct kv_listener *listener)
 {
     const struct kv_limits *limits = kv_engine_limits(http->options.engine);
@@ -200,7 +202,7 @@ static struct MHD_Daemon *start(struct kv_http *http, const struct kv_listener *
         (size_t)KV_CONNECTION_BYTES, MHD_OPTION_CONNECTION_LIMIT,
         (unsigned int)(limits->connections_max / http->options.listeners), MHD_OPTION_CONNECTION_TIMEOUT,
         (unsigned int)limits->idle_seconds, MHD_OPTION_THREAD_STACK_SIZE, (size_t)KV_STACK_BYTES,
-        MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_END);
+        MHD_OPTION_STRICT_FOR_CLIENT, 0, MHD_OPTION_END);
 }
 
 bool kv_http_open(struct kv_http **out, const struct kv_http_options *options, struct kv_error *err)

@@ -10,7 +10,7 @@
 
 /* How often each header that frames a body is there. */
 struct framing {
-    int32_t lengths, codings, expects, encodings;
+    int32_t lengths, codings, expects, encodings, hosts;
     const char *length, *coding, *expect, *encoding, *timeout;
 };
 
@@ -31,6 +31,8 @@ static enum MHD_Result note(void *cls, enum MHD_ValueKind kind, const char *key,
     } else if (strcasecmp(key, MHD_HTTP_HEADER_CONTENT_ENCODING) == 0) {
         framing->encodings++;
         framing->encoding = value;
+    } else if (strcasecmp(key, MHD_HTTP_HEADER_HOST) == 0) {
+        framing->hosts++;
     } else if (strcasecmp(key, "X-Request-Timeout-Ms") == 0) {
         framing->timeout = value;
     }
@@ -98,6 +100,9 @@ static bool check_common(struct kv_exchange *exchange, const struct framing *fra
 {
     struct kv_error *err = &exchange->err;
     if (!check_framing(framing, err)) return false;
+    if (framing->hosts > 1 || (framing->hosts == 0 && exchange->needs_host))
+        return kv_fail_values(err, KV_HEADER_INVALID, "Host", kv_integer(1), kv_integer(framing->hosts),
+                              "a request over HTTP/1.1 has one Host header");
     kv_route_find(exchange, path, exchange->method);
     if (err->fault != KV_OK) return false;
     if (framing->encodings > 1 || (framing->encoding && strcasecmp(framing->encoding, "identity") != 0))

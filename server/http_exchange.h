@@ -45,6 +45,7 @@ struct kv_exchange {
     const struct kv_route *route;
     int32_t route_index;
     char method[16];
+    bool needs_host; /* HTTP/1.1 */
     char rest[64]; /* of the path: what stands in the place of a route's '*' */
     char id[KV_REQUEST_ID_BYTES];
 
