@@ -84,7 +84,7 @@ static const struct kv_route table[] = {
     {"/ready", "GET", "GET, HEAD", "ready", answer_ready, false},
     {"/v1/model", "GET", "GET, HEAD", "model", answer_model, false},
     {"/v1/errors", "GET", "GET, HEAD", "errors", answer_catalogue, false},
-    {"/v1/errors/*", "GET", "GET, HEAD", "errors", answer_catalogue_row, false},
+    {"/v1/errors/*", "GET", "GET, HEAD", "error", answer_catalogue_row, false},
     {"/metrics", "GET", "GET, HEAD", "metrics", answer_metrics, false},
     {"/v1/materialize", "POST", "POST", "materialize", kv_materialize_answer, true},
 };
