@@ -112,10 +112,10 @@ tests: all $(TESTS) ## build the daemon, the command and every test
 # libraries' flags known.
 AGAIN := $(MAKE) --no-print-directory -j $(shell nproc 2>/dev/null || echo 2)
 
-check: ## install what is missing, build, run every test
+check: layers ## install what is missing, build, run every test
 	$(quiet)tests/packages.sh check
 	$(quiet)$(AGAIN) check-built
-check-built: layers tests
+check-built: tests
 	$(quiet)tests/run.sh $(OUT)
 
 demo: ## install what is missing, build, serve a checkpoint and verify one answer
@@ -131,8 +131,10 @@ bench-built: all $(BENCHES)
 	$(quiet)tests/bench.sh $(OUT)
 
 asan: ## every test under AddressSanitizer and UndefinedBehaviorSanitizer
+	$(quiet)tests/packages.sh check
 	$(quiet)$(AGAIN) BUILD=asan check-built
 tsan: ## every test under ThreadSanitizer
+	$(quiet)tests/packages.sh check
 	$(quiet)$(AGAIN) BUILD=tsan check-built
 
 layers: ## who may include whom, lengths of files and functions

@@ -158,7 +158,7 @@ size_t kv_model_shape_config(const struct kv_model_shape *shape, char *to, size_
     }
     if (shape->taps > 0) {
         add(&text, "  \"block_size\": 16,\n  \"dflash_config\": {\"target_layer_ids\": [");
-        for (int64_t i = 0; i < shape->taps; i++) add(&text, "%s%lld", i ? ", " : "", (long long)(4 * i + 1));
+        for (int64_t i = 0; i < shape->taps; i++) add(&text, "%s%lld", i ? ", " : "", 4 * (long long)i + 1);
         add(&text, "], \"mask_token_id\": 0},\n");
     }
     add(&text, "  \"rope_parameters\": {\"rope_type\": \"%s\", \"rope_theta\": ",

@@ -30,6 +30,7 @@ uint64_t kv_noise_next(struct kv_noise *noise)
 void kv_noise_fill(struct kv_noise *noise, enum kv_dtype dtype, float mean, float deviation, int64_t count,
                    void *to)
 {
+    static const int32_t middle = PIECES * 65535 / 2; /* PIECES is even */
     float values[BLOCK], scale = deviation * one_deviation;
     while (count > 0) {
         int64_t now = count < BLOCK ? count : BLOCK;
@@ -37,7 +38,7 @@ void kv_noise_fill(struct kv_noise *noise, enum kv_dtype dtype, float mean, floa
             uint64_t bits = kv_noise_next(noise);
             int32_t sum =
                 (int32_t)((bits & 0xffff) + ((bits >> 16) & 0xffff) + ((bits >> 32) & 0xffff) + (bits >> 48));
-            values[i] = mean + (float)(sum - PIECES * 65535 / 2) * scale;
+            values[i] = mean + (float)(sum - middle) * scale;
         }
         if (dtype == KV_F32) {
             memcpy(to, values, (size_t)now * sizeof *values);

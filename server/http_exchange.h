@@ -46,7 +46,7 @@ struct kv_exchange {
     int32_t route_index;
     char method[16];
     bool needs_host; /* HTTP/1.1 */
-    char rest[64]; /* of the path: what stands in the place of a route's '*' */
+    char rest[64];   /* of the path: what stands in the place of a route's '*' */
     char id[KV_REQUEST_ID_BYTES];
 
     struct kv_error err; /* why this request is refused, as soon as it is known */

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Every benchmark of one build, each beside its opponent in one run: bench.sh BUILD_DIR. Medians; the machine should
+# Every benchmark of one build, each beside its opponent in one run: bench.sh BUILD_DIR. Medians; the machine
+# should
 # have nothing else to do. With CSV=FILE in the environment the rows are appended there, too.
 set -eu
 

@@ -1,6 +1,8 @@
 #!/bin/sh
 # The commands of kvmat that need no daemon, and the reference program against every vector.
-# Usage: tests/commands.sh BUILD_DIR, from the root of the repository. Prints what failed, then "N passed, N failed".
+# Usage: tests/commands.sh BUILD_DIR, from the root of the repository. Prints what failed, then "N passed, N
+# failed".
+# shellcheck disable=SC2086 # $small is a list of words
 set -u
 build=${1:?usage: tests/commands.sh BUILD_DIR}
 kvmat=$build/kvmat
@@ -95,16 +97,21 @@ exits 2 'has files in it' make-model $small "$work/a"
 exits 0 'folder' make-model $small --shards 3 --force "$work/b"
 check 'force leaves no older form' test ! -e "$work/b/model.safetensors"
 check 'shards have an index' test -s "$work/b/model.safetensors.index.json"
-exits 0 'tensors 12' make-model $small --taps 3 --bias --rotary-dim 6 --yarn 4 --interleaved --value-scale 0.5 "$work/d"
-check 'the config says what was asked' grep -q '"factor": 4, "original_max_position_embeddings": 10240' "$work/d/config.json"
+exits 0 'tensors 12' make-model $small --taps 3 --bias --rotary-dim 6 --yarn 4 --interleaved --value-scale \
+    0.5 "$work/d"
+check 'the config says what was asked' grep -q '"factor": 4, "original_max_position_embeddings": 10240' \
+    "$work/d/config.json"
 exits 2 'even number' make-model $small --rotary-dim 7 "$work/x"
 exits 2 'larger than --head-dim' make-model $small --rotary-dim 32 "$work/x"
 exits 2 'exclude each other' make-model $small --rotary-dim 8 --partial-rotary-factor 0.5 "$work/x"
 exits 2 '--hidden N is needed' make-model --layers 2 --kv-heads 2 --head-dim 16 "$work/x"
-exits 2 'larger than any file' make-model --layers 1024 --hidden 16777216 --kv-heads 65536 --head-dim 65536 "$work/x"
-exits 2 'larger than the number of tensors' make-model --layers 1 --hidden 8 --kv-heads 1 --head-dim 8 --shards 9 "$work/x"
+exits 2 'larger than any file' make-model --layers 1024 --hidden 16777216 --kv-heads 65536 --head-dim \
+    65536 "$work/x"
+exits 2 'larger than the number of tensors' make-model --layers 1 --hidden 8 --kv-heads 1 --head-dim 8 \
+    --shards 9 "$work/x"
 exits 2 'Cannot make the folder' make-model $small "$work/no/such/place"
-exits 2 'No space left\|File too large\|larger than any file' make-model --layers 1000 --hidden 1048576 --kv-heads 1024 \
+exits 2 'No space left\|File too large\|larger than any file' make-model --layers 1000 --hidden 1048576 \
+    --kv-heads 1024 \
     --head-dim 1024 "$work/x"
 check 'a refusal leaves nothing' test ! -e "$work/x"
 
@@ -117,8 +124,10 @@ exits 0 'bytes' make-request --hidden 64 --tokens 0 --dtype f32 --positions-dtyp
 exits 0 'bytes' make-request --hidden 64 --tokens 5 --random-positions 9 "$work/r5"
 exits 2 'only one' make-request --tokens 5 "$work/x"
 exits 2 'needs --taps' make-request --model "$work/a" --target --tokens 5 "$work/x"
-exits 2 'do not fit I32' make-request --hidden 8 --tokens 2 --positions-dtype i32 --position-start 2147483647 "$work/x"
-exits 2 'exclude each other' make-request --hidden 8 --tokens 2 --position-start 1 --random-positions 5 "$work/x"
+exits 2 'do not fit I32' make-request --hidden 8 --tokens 2 --positions-dtype i32 --position-start \
+    2147483647 "$work/x"
+exits 2 'exclude each other' make-request --hidden 8 --tokens 2 --position-start 1 --random-positions 5 \
+    "$work/x"
 exits 2 'Cannot create' make-request --hidden 8 --tokens 2 "$work/no/x"
 exits 2 'Is a directory' make-request --hidden 8 --tokens 2 "$work"
 check 'nothing temporary is left' sh -c "test -z \"\$(find $work -name '*.tmp')\""
@@ -148,7 +157,8 @@ for case in "$vectors"/*/; do
         *target_hidden* | *f32_weights*) k=6e-3 v=6e-3 ;;
         *fp16*) k=6e-4 v=6e-4 ;;
     esac
-    check "reference $name" "$reference" --model "$case" --input "$case/request.safetensors" --output "$work/kv"
+    check "reference $name" "$reference" --model "$case" --input "$case/request.safetensors" --output \
+    "$work/kv"
     exits 0 'ok' compare "$work/kv" "$case/expected.safetensors" --tolerance k=$k,v=$v
     check "reference --unrounded $name" "$reference" --model "$case" --input "$case/request.safetensors" \
         --output "$work/kv0" --unrounded

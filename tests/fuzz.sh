@@ -1,5 +1,6 @@
 #!/bin/sh
-# Both fuzz targets, each for so many seconds, from the golden requests on: fuzz.sh SECONDS. Needs clang (CC names
+# Both fuzz targets, each for so many seconds, from the golden requests on: fuzz.sh SECONDS. Needs clang (CC
+# names
 # another one). A finding leaves its input in build/fuzz and fails.
 set -eu
 

@@ -260,8 +260,8 @@ static bool open_model(struct model *model, const struct options *options, struc
     model->hidden = (int64_t)number(config, "hidden_size", 0);
     model->heads = (int64_t)number(config, "num_attention_heads", 0);
     model->kv_heads = (int64_t)number(config, "num_key_value_heads", (double)model->heads);
-    double even = model->heads > 0 ? (double)(model->hidden / model->heads) : 0;
-    model->head_dim = (int64_t)number(config, "head_dim", even);
+    int64_t even = model->heads > 0 ? model->hidden / model->heads : 0;
+    model->head_dim = (int64_t)number(config, "head_dim", (double)even);
     model->eps = (double)(float)number(config, "rms_norm_eps", NAN);
     model->value_scale = (double)(float)number(config, "attention_value_scale", 1);
     model->interleaved = json_is_false(json_object_get(config, "rope_is_neox_style")) ||

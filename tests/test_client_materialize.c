@@ -215,7 +215,7 @@ static void serve_echo(struct fake *fake)
     }
 }
 
-static volatile sig_atomic_t alarms;
+static _Atomic int alarms; /* lock-free, hence fit for a handler */
 
 static void count_alarm(int signal_number)
 {
