@@ -96,6 +96,18 @@ const char *kv_text_print(const char *text, char *to, size_t to_bytes)
     return to;
 }
 
+bool kv_text_is_utf8(const char *text)
+{
+    const unsigned char *from = (const unsigned char *)text;
+    while (*from) {
+        uint32_t point;
+        size_t bytes = decode_utf8(from, &point);
+        if (bytes == 0) return false;
+        from += bytes;
+    }
+    return true;
+}
+
 double kv_real_shorten(double real)
 {
     if (!isfinite(real)) return real;

@@ -96,6 +96,8 @@ struct kv_value kv_shape2(int64_t a, int64_t b);
 /* A printable copy of any text, cut between two characters to fit: control bytes, code points that reorder a
  * line, and broken UTF-8 become '?'. Returns `to`; to_bytes is at least 1. */
 const char *kv_text_print(const char *text, char *to, size_t to_bytes);
+/* Is all of it well-formed UTF-8? */
+bool kv_text_is_utf8(const char *text);
 
 /* A float32 that was widened, as the double of its shortest decimal form (1e-06, not 9.99999997e-07); other
  * values unchanged. Only for showing. */

@@ -3,7 +3,7 @@
 #include "protocol/safetensors.h"
 
 #include <assert.h>
-#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include <jansson.h>
@@ -50,33 +50,78 @@ void kv_document_close(struct kv_document *document)
     *document = (struct kv_document){0};
 }
 
-/* Takes `value`, also when it fails: a key that is there twice, broken UTF-8, or no memory. */
-static bool put(json_t *object, const char *key, json_t *value, struct kv_error *err)
+/* A header in the making. Its text is put together here because a reply is written for every request, and the
+ * JSON library takes as long for its header as the kernel takes for a small reply; reading is the library's.
+ */
+struct writer {
+    char *to;
+    size_t room, length; /* length goes on counting past the room */
+};
+
+static void put_bytes(struct writer *writer, const char *text, size_t bytes)
 {
-    if (json_object_get(object, key)) {
-        json_decref(value);
-        return kv_fail_param(err, KV_INTERNAL, key, "the header to write names \"%.64s\" twice", key);
-    }
-    if (json_object_set_new(object, key, value) == 0) return true;
-    return kv_fail_param(err, KV_INTERNAL, key, "\"%.64s\" cannot be written: not UTF-8, or out of memory",
-                         key);
+    if (writer->length + bytes <= writer->room) memcpy(writer->to + writer->length, text, bytes);
+    writer->length += bytes;
 }
 
-static bool put_metadata(json_t *root, const struct kv_pair *metadata, int32_t pairs, struct kv_error *err)
+static void put_text(struct writer *writer, const char *text)
 {
-    json_t *object = json_object();
+    put_bytes(writer, text, strlen(text));
+}
+
+static void put_number(struct writer *writer, uint64_t number)
+{
+    char digits[24];
+    size_t at = sizeof digits;
+    do digits[--at] = (char)('0' + number % 10);
+    while ((number /= 10) > 0);
+    put_bytes(writer, digits + at, sizeof digits - at);
+}
+
+/* Between quotes; what JSON asks to be escaped is. False: not UTF-8. */
+static bool put_string(struct writer *writer, const char *text)
+{
+    char print[8];
+    put_bytes(writer, "\"", 1);
+    for (const char *c = text; *c; c++) {
+        if (*c == '"' || *c == '\\') {
+            put_bytes(writer, "\\", 1);
+            put_bytes(writer, c, 1);
+        } else if ((unsigned char)*c < 0x20) {
+            snprintf(print, sizeof print, "\\u%04x", (unsigned int)(unsigned char)*c);
+            put_text(writer, print);
+        } else {
+            put_bytes(writer, c, 1);
+        }
+    }
+    put_bytes(writer, "\"", 1);
+    return kv_text_is_utf8(text);
+}
+
+static bool put_metadata(struct writer *writer, const struct kv_pair *metadata, int32_t pairs,
+                         struct kv_error *err)
+{
+    bool first = true;
     for (int32_t i = 0; i < pairs; i++) {
         if (!metadata[i].value) continue;
-        if (put(object, metadata[i].key, json_string(metadata[i].value), err)) continue;
-        json_decref(object);
-        return false;
+        for (int32_t j = 0; j < i; j++)
+            if (metadata[j].value && strcmp(metadata[i].key, metadata[j].key) == 0)
+                return kv_fail_param(err, KV_INTERNAL, metadata[i].key,
+                                     "the metadata to write has \"%.64s\" twice", metadata[i].key);
+        put_text(writer, first ? "\"__metadata__\":{" : ",");
+        first = false;
+        bool utf8 = put_string(writer, metadata[i].key);
+        put_text(writer, ":");
+        if (!put_string(writer, metadata[i].value) || !utf8)
+            return kv_fail_param(err, KV_INTERNAL, metadata[i].key, "the metadata \"%.64s\" is not UTF-8",
+                                 metadata[i].key);
     }
-    if (json_object_size(object) > 0) return put(root, metadata_name, object, err);
-    json_decref(object);
+    if (!first) put_text(writer, "}");
     return true;
 }
 
-static bool put_entry(json_t *root, const struct kv_entry *entry, uint64_t *offset, struct kv_error *err)
+static bool put_entry(struct writer *writer, const struct kv_entry *entry, uint64_t *offset,
+                      struct kv_error *err)
 {
     uint64_t bytes = 0, begin = *offset;
     if (entry->name[0] == '\0' || strcmp(entry->name, metadata_name) == 0)
@@ -85,24 +130,49 @@ static bool put_entry(json_t *root, const struct kv_entry *entry, uint64_t *offs
         bytes > (uint64_t)INT64_MAX - begin)
         return kv_fail_param(err, KV_INTERNAL, entry->name,
                              "tensor \"%.64s\" has no size that can be written", entry->name);
-    json_t *shape = json_array();
-    for (int32_t i = 0; i < entry->rank; i++) json_array_append_new(shape, json_integer(entry->dims[i]));
-    if (json_array_size(shape) != (size_t)entry->rank) {
-        json_decref(shape);
-        return kv_fail(err, KV_INTERNAL, "out of memory for a header");
-    }
     *offset = begin + bytes;
-    json_t *object = json_pack("{s:s, s:o, s:[I, I]}", "dtype", kv_dtype_name(entry->dtype), "shape", shape,
-                               "data_offsets", (json_int_t)begin, (json_int_t)*offset);
-    return put(root, entry->name, object, err);
+    if (!put_string(writer, entry->name))
+        return kv_fail_param(err, KV_INTERNAL, entry->name, "the name \"%.64s\" is not UTF-8", entry->name);
+    put_text(writer, ":{\"dtype\":\"");
+    put_text(writer, kv_dtype_name(entry->dtype));
+    put_text(writer, "\",\"shape\":[");
+    for (int32_t i = 0; i < entry->rank; i++) {
+        if (i > 0) put_text(writer, ",");
+        put_number(writer, (uint64_t)entry->dims[i]);
+    }
+    put_text(writer, "],\"data_offsets\":[");
+    put_number(writer, begin);
+    put_text(writer, ",");
+    put_number(writer, *offset);
+    put_text(writer, "]}");
+    return true;
+}
+
+/* Are two entries of one name? Headers of files have many: sorted, that is seen in neighbours. */
+static int by_name(const void *a, const void *b)
+{
+    return strcmp((*(const struct kv_entry *const *)a)->name, (*(const struct kv_entry *const *)b)->name);
+}
+
+static bool check_names(const struct kv_entry *entries, int32_t count, struct kv_error *err)
+{
+    enum { FEW = 8 };
+    const struct kv_entry *few[FEW], **sorted = count <= FEW ? few : calloc((size_t)count, sizeof *sorted);
+    bool ok = true;
+    if (!sorted) return kv_fail(err, KV_INTERNAL, "out of memory for a header");
+    for (int32_t i = 0; i < count; i++) sorted[i] = &entries[i];
+    qsort(sorted, (size_t)count, sizeof *sorted, by_name);
+    for (int32_t i = 1; ok && i < count; i++)
+        if (strcmp(sorted[i - 1]->name, sorted[i]->name) == 0)
+            ok = kv_fail_param(err, KV_INTERNAL, sorted[i]->name, "the header to write names \"%.64s\" twice",
+                               sorted[i]->name);
+    if (sorted != few) free(sorted);
+    return ok;
 }
 
 /* Spaces after the JSON are the format's own way to place the data. */
-static bool dump(const json_t *root, char *to, size_t capacity, size_t *written, struct kv_error *err)
+static bool pad(char *to, size_t capacity, size_t length, size_t *written, struct kv_error *err)
 {
-    size_t room = capacity > KV_DOCUMENT_PREFIX_BYTES ? capacity - KV_DOCUMENT_PREFIX_BYTES : 0;
-    size_t length = json_dumpb(root, room ? to + KV_DOCUMENT_PREFIX_BYTES : NULL, room, JSON_COMPACT);
-    if (length == 0) return kv_fail(err, KV_INTERNAL, "out of memory for a header");
     size_t total =
         (KV_DOCUMENT_PREFIX_BYTES + length + KV_DATA_ALIGNMENT - 1) / KV_DATA_ALIGNMENT * KV_DATA_ALIGNMENT;
     if (total > capacity)
@@ -119,13 +189,17 @@ bool kv_document_encode(void *to, size_t capacity, const struct kv_entry *entrie
                         const struct kv_pair *metadata, int32_t pairs, size_t *written, uint64_t *data_bytes,
                         struct kv_error *err)
 {
+    struct writer writer = {.to = (char *)to + KV_DOCUMENT_PREFIX_BYTES};
     uint64_t offset = 0;
-    json_t *root = json_object();
-    if (!root) return kv_fail(err, KV_INTERNAL, "out of memory for a header");
-    bool done = put_metadata(root, metadata, pairs, err);
-    for (int32_t i = 0; done && i < count; i++) done = put_entry(root, &entries[i], &offset, err);
-    done = done && dump(root, to, capacity, written, err);
+    if (capacity > KV_DOCUMENT_PREFIX_BYTES) writer.room = capacity - KV_DOCUMENT_PREFIX_BYTES;
+    put_text(&writer, "{");
+    bool done = check_names(entries, count, err) && put_metadata(&writer, metadata, pairs, err);
+    for (int32_t i = 0; done && i < count; i++) {
+        if (writer.length > 1) put_text(&writer, ",");
+        done = put_entry(&writer, &entries[i], &offset, err);
+    }
+    put_text(&writer, "}");
+    done = done && pad(to, capacity, writer.length, written, err);
     if (done && data_bytes) *data_bytes = offset;
-    json_decref(root);
     return done;
 }
