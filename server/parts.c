@@ -122,24 +122,25 @@ static struct exponents exponents_of(enum kv_dtype dtype)
 }
 
 /* Adding one to an exponent of all ones carries into the bit above, and no other exponent does: no branch, no
- * carry between lanes, four independent sums. */
+ * carry between lanes. */
 static bool all_finite(enum kv_dtype dtype, const void *values, size_t bytes)
 {
+    typedef uint64_t lanes __attribute__((vector_size(64), aligned(1), may_alias));
     const struct exponents bits = exponents_of(dtype);
     const unsigned char *at = values;
-    uint64_t word[4], found[4] = {0};
+    lanes found = {0};
     size_t i = 0;
-    for (; i + sizeof word <= bytes; i += sizeof word) {
-        memcpy(word, at + i, sizeof word);
-        for (size_t k = 0; k < 4; k++) found[k] |= (word[k] & bits.mask) + bits.one;
+    for (; i + sizeof found <= bytes; i += sizeof found)
+        found |= (*(const lanes *)(at + i) & bits.mask) + bits.one;
+    for (; i < bytes; i += sizeof(uint64_t)) {
+        size_t rest = bytes - i < sizeof(uint64_t) ? bytes - i : sizeof(uint64_t);
+        uint64_t word = 0;
+        memcpy(&word, at + i, rest);
+        found[0] |= (word & bits.mask) + bits.one;
     }
-    for (; i < bytes; i += sizeof word[0]) {
-        size_t rest = bytes - i < sizeof word[0] ? bytes - i : sizeof word[0];
-        word[0] = 0;
-        memcpy(word, at + i, rest);
-        found[0] |= (word[0] & bits.mask) + bits.one;
-    }
-    return ((found[0] | found[1] | found[2] | found[3]) & bits.top) == 0;
+    uint64_t any = 0;
+    for (size_t k = 0; k < sizeof found / sizeof any; k++) any |= found[k];
+    return (any & bits.top) == 0;
 }
 
 /* `first` is the place of values[0] in the part, in elements. Only called where one is not finite. */
