@@ -7,6 +7,7 @@
 #include <assert.h>
 #include <netinet/in.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -101,6 +102,9 @@ static inline void fake_reply(struct fake *fake, int status, const char *headers
 static inline void *fake_run(void *argument)
 {
     struct fake *fake = argument;
+    sigset_t all; /* a test's signals are for the client: this side's calls take none */
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, NULL);
     fake->script(fake);
     fake_hang_up(fake);
     return NULL;
