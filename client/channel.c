@@ -127,7 +127,10 @@ void kv_channel_close(struct kv_channel *channel)
 bool kv_channel_is_stale(const struct kv_channel *channel)
 {
     struct pollfd entry = {.fd = channel->fd, .events = POLLIN};
-    return poll(&entry, 1, 0) != 0;
+    int ready;
+    do ready = poll(&entry, 1, 0); /* a pending signal interrupts even a poll that does not wait */
+    while (ready < 0 && errno == EINTR);
+    return ready != 0;
 }
 
 enum kv_moved kv_channel_send(struct kv_channel *channel, const struct iovec *parts, int32_t part_count,
