@@ -81,8 +81,9 @@ enum MHD_Result kv_materialize_answer(struct kv_exchange *exchange)
     if (!response) return MHD_NO;
     exchange->job = NULL; /* the response ends it now, sent or not */
     char timing[96];
-    snprintf(timing, sizeof timing, "queue;dur=%.3f, device;dur=%.3f", (double)exchange->queue_us / 1e3,
-             (double)exchange->device_us / 1e3);
+    snprintf(timing, sizeof timing, "queue;dur=%lld.%03d, device;dur=%lld.%03d",
+             (long long)(exchange->queue_us / 1000), (int)(exchange->queue_us % 1000),
+             (long long)(exchange->device_us / 1000), (int)(exchange->device_us % 1000));
     if (MHD_add_response_header(response, "Server-Timing", timing) != MHD_YES) {
         MHD_destroy_response(response);
         return MHD_NO;
