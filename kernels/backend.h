@@ -92,7 +92,7 @@ struct kv_weights {
 uint64_t kv_part_bytes(const struct kv_geometry *geometry, enum kv_part part);
 
 struct kv_backend_options {
-    int32_t device;    /* ordinal of a GPU */
+    int32_t device;    /* ordinal of a GPU; -1: the first that works */
     int32_t threads;   /* of the CPU backend; 0: one for each CPU this process may run on */
     int64_t rows_max;  /* of a batch; buffers are reserved for it at open */
     int32_t items_max; /* of a batch */
@@ -105,6 +105,7 @@ struct kv_backend_description {
     uint64_t memory_bytes; /* resident: weights, tables, buffers */
     int64_t span_rows;     /* a request is cut into spans of at most this many rows */
     int32_t batches_max;   /* that may be in flight at once, at least 1 */
+    uint64_t pool_bytes;   /* a good size for the pool where the operator names none */
 };
 
 /* Memory made elsewhere, to be mapped: a file descriptor of shared memory, or a peer's 64-byte GPU handle. */
@@ -138,8 +139,9 @@ struct kv_backend_ops {
     bool (*submit)(struct kv_backend *backend, struct kv_batch *batch, struct kv_error *err);
     /* Waits at most timeout_us (0: only looks, negative: no limit) for a submitted batch; beside submit, any
      * thread, one waiter for each batch. done: outputs are written, faults are set. lost: the device is gone
-     * for good. */
-    enum kv_wait (*wait)(struct kv_backend *backend, struct kv_batch *batch, int64_t timeout_us);
+     * for good, and err says why. */
+    enum kv_wait (*wait)(struct kv_backend *backend, struct kv_batch *batch, int64_t timeout_us,
+                         struct kv_error *err);
     void (*close)(struct kv_backend *backend); /* nothing may be in flight; NULL is fine */
 };
 

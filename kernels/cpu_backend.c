@@ -121,7 +121,8 @@ static void describe(const struct kv_backend *backend, struct kv_backend_descrip
                                            .memory_bytes =
                                                backend->resident.region.bytes + backend->scratch.bytes,
                                            .span_rows = backend->pass_rows,
-                                           .batches_max = KV_CPU_BATCHES_MAX};
+                                           .batches_max = KV_CPU_BATCHES_MAX,
+                                           .pool_bytes = 256u << 20};
     snprintf(out->name, sizeof out->name, "%s (%s, %d threads)", kv_host_name(model, sizeof model),
              backend->isa->name, (int)backend->threads);
 }
@@ -220,8 +221,10 @@ static struct timespec deadline_after(int64_t timeout_us)
     return at;
 }
 
-static enum kv_wait wait_cpu(struct kv_backend *backend, struct kv_batch *batch, int64_t timeout_us)
+static enum kv_wait wait_cpu(struct kv_backend *backend, struct kv_batch *batch, int64_t timeout_us,
+                             struct kv_error *err)
 {
+    (void)err; /* this device is never lost */
     struct kv_cpu_flight *flight = batch->inflight;
     assert(flight && flight->batch == batch);
     if (timeout_us == 0 && !atomic_load_explicit(&flight->done, memory_order_acquire)) return KV_WAIT_PENDING;

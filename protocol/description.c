@@ -48,11 +48,13 @@ static json_t *device_json(const struct kv_device_info *device)
 static json_t *limits_json(const struct kv_limits *limits)
 {
     json_t *json = json_object();
-    bool made = kv_json_put(json, "tokens_max", json_integer(limits->tokens_max)) &&
-                kv_json_put(json, "body_bytes_max", kv_json_size(limits->body_bytes_max)) &&
-                kv_json_put(json, "pool_bytes", kv_json_size(limits->pool_bytes)) &&
-                kv_json_put(json, "queue_max", json_integer(limits->queue_max)) &&
-                kv_json_put(json, "batch_tokens_max", json_integer(limits->batch_tokens_max));
+    bool made =
+        kv_json_put(json, "tokens_max", json_integer(limits->tokens_max)) &&
+        kv_json_put(json, "body_bytes_max", kv_json_size(limits->body_bytes_max)) &&
+        (limits->pool_bytes == 0 || kv_json_put(json, "pool_bytes", kv_json_size(limits->pool_bytes))) &&
+        kv_json_put(json, "queue_max", json_integer(limits->queue_max)) &&
+        kv_json_put(json, "batch_tokens_max", json_integer(limits->batch_tokens_max)) &&
+        kv_json_put(json, "connections_max", json_integer(limits->connections_max));
     return kv_json_made(json, made);
 }
 

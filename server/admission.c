@@ -52,16 +52,17 @@ static void leave_line(struct kv_engine *engine, const struct kv_waiter *self)
     pthread_cond_broadcast(&engine->room); /* whoever is first now may fit */
 }
 
-/* Takes the memory, waiting in line for it when others wait already or the pool is short. */
+/* Takes the memory, waiting in line for it when others wait already or the pool is short. Only here is a
+ * request refused because too many wait: one whose body is in is computed. */
 static bool take_in_turn(struct kv_engine *engine, struct kv_job *job, uint64_t body, uint64_t reply,
                          struct kv_error *err)
 {
-    if (!engine->first_waiter && take_both(engine, job, body, reply)) return true;
     int32_t waiting = engine->waiters + engine->queued;
     if (waiting >= engine->options.limits.queue_max)
         return kv_fail_values(err, KV_QUEUE_FULL, "", kv_none(), kv_integer(waiting),
                               "%d requests are waiting already, the most that may (--max-queue %d)", waiting,
                               engine->options.limits.queue_max);
+    if (!engine->first_waiter && take_both(engine, job, body, reply)) return true;
     struct kv_waiter self = {NULL};
     struct kv_waiter **last = &engine->first_waiter;
     while (*last) last = &(*last)->next;

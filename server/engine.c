@@ -36,11 +36,12 @@ void kv_engine_wait(struct kv_engine *engine, pthread_cond_t *condition, int64_t
 
 /* Runs one batch of zeros of this many rows, so that the first request finds warm code, caches and threads.
  */
-static bool warm_up(struct kv_engine *engine, int64_t rows, struct kv_error *err)
+static bool warm_up(struct kv_engine *engine, enum kv_input_kind kind, int64_t rows, struct kv_error *err)
 {
     const struct kv_geometry *geometry = &engine->geometry;
     struct kv_job job = {.engine = engine};
-    uint64_t hidden_bytes = (uint64_t)rows * (uint64_t)geometry->hidden * 2;
+    int64_t columns = kind == KV_TARGET_HIDDEN ? geometry->hidden * geometry->taps : geometry->hidden;
+    uint64_t hidden_bytes = (uint64_t)rows * (uint64_t)columns * 2;
     uint64_t body_bytes = hidden_bytes + (uint64_t)rows * 8;
     uint64_t reply_bytes = KV_REPLY_HEADER_BYTES_MAX + 2 * kv_reply_part_bytes(geometry, rows);
     bool ok = false;
@@ -57,9 +58,9 @@ static bool warm_up(struct kv_engine *engine, int64_t rows, struct kv_error *err
     job.body = engine->slab_host + job.body_range.offset;
     memset(job.body, 0, body_bytes);
     job.request = (struct kv_request){
-        .kind = KV_HIDDEN_STATES,
+        .kind = kind,
         .tokens = rows,
-        .hidden = {KV_BF16, 2, {rows, geometry->hidden}, job.body, hidden_bytes},
+        .hidden = {KV_BF16, 2, {rows, columns}, job.body, hidden_bytes},
         .positions = {KV_I64, 1, {rows}, job.body + hidden_bytes, (uint64_t)rows * 8},
     };
     ok = kv_engine_run_rows(engine, &job, err);
@@ -95,6 +96,7 @@ bool kv_engine_start(struct kv_engine *engine, const struct kv_backend_ops *ops,
     limits->span_tokens_max = engine->description.span_rows < limits->batch_tokens_max
                                   ? engine->description.span_rows
                                   : limits->batch_tokens_max;
+    if (limits->pool_bytes == 0) limits->pool_bytes = engine->description.pool_bytes;
     pthread_mutex_unlock(&engine->lock);
 
     if (!make_flights(engine, err)) return false;
@@ -102,9 +104,15 @@ bool kv_engine_start(struct kv_engine *engine, const struct kv_backend_ops *ops,
     engine->slab_host = host;
     /* Each job holds at most two ranges, and connections bound the jobs; twice that, to be safe at their
      * ends. */
-    if (!kv_pool_open(&engine->pool, limits->pool_bytes, 4 * limits->connections_max + 4))
-        return kv_fail(err, KV_DEVICE_OUT_OF_MEMORY, "no memory for the pool's book");
-    if (!warm_up(engine, 1, err) || !warm_up(engine, limits->span_tokens_max, err)) return false;
+    pthread_mutex_lock(&engine->lock);
+    bool kept = kv_pool_open(&engine->pool, limits->pool_bytes, 4 * limits->connections_max + 4);
+    pthread_mutex_unlock(&engine->lock);
+    if (!kept) return kv_fail(err, KV_DEVICE_OUT_OF_MEMORY, "no memory for the pool's book");
+    for (int64_t rows = 1;; rows = limits->span_tokens_max) {
+        if (!warm_up(engine, KV_HIDDEN_STATES, rows, err)) return false;
+        if (geometry->taps > 0 && !warm_up(engine, KV_TARGET_HIDDEN, rows, err)) return false;
+        if (rows == limits->span_tokens_max) break;
+    }
     if (pthread_create(&engine->thread, NULL, kv_engine_serve, engine) != 0)
         return kv_fail(err, KV_INTERNAL, "the device thread cannot be started");
 
@@ -156,7 +164,8 @@ bool kv_engine_check_locked(const struct kv_engine *engine, struct kv_error *err
         return kv_fail(err, KV_DRAINING, "the daemon is stopping and takes no new requests");
     case KV_ENGINE_LOST: break;
     }
-    return kv_fail(err, KV_DEVICE_LOST, "the device failed; the daemon has to be restarted");
+    return kv_fail(err, KV_DEVICE_LOST, "the device failed and the daemon has to be restarted: %s",
+                   engine->lost.message);
 }
 
 bool kv_engine_check(struct kv_engine *engine, struct kv_error *err)

@@ -39,6 +39,7 @@ struct kv_engine {
     pthread_t thread;
     bool thread_started, stopping, abandoned;
     enum kv_engine_state state;
+    struct kv_error lost; /* why, in state KV_ENGINE_LOST */
 
     struct kv_pool pool;
     struct kv_waiter *first_waiter;

@@ -9,6 +9,10 @@
 #include <string.h>
 #include <sys/random.h>
 
+/* Accepted beyond the limit, so that a probe can take the place of an idle connection instead of being
+ * refused. */
+enum { SPARE_CONNECTIONS = 16 };
+
 /* Takes a piece of the body. */
 static enum MHD_Result take(struct kv_exchange *exchange, const char *data, size_t *bytes)
 {
@@ -17,7 +21,9 @@ static enum MHD_Result take(struct kv_exchange *exchange, const char *data, size
     if (exchange->swallowing) {
         bool enough = exchange->received > KV_SWALLOW_BYTES_MAX || kv_now_us() > exchange->swallow_until_us;
         *bytes = 0;
-        return enough ? MHD_NO : MHD_YES;
+        if (!enough) return MHD_YES;
+        kv_link_cut(exchange->link); /* with the answer that waited for the body's end */
+        return MHD_NO;
     }
     if (exchange->job) {
         if (exchange->received > exchange->announced) return MHD_NO;
@@ -33,18 +39,23 @@ static enum MHD_Result begin(struct kv_exchange *exchange, const char *path)
     const struct kv_limits *limits = kv_engine_limits(exchange->http->options.engine);
     bool now = false;
     kv_check_request_id(exchange);
-    /* Admission may wait for memory; the peer owes nothing meanwhile. */
+    /* Admission may wait for memory; the peer owes nothing meanwhile, and its silence is no fault. */
     if (!kv_link_enter(exchange->link, KV_LINK_WORK, 0, NULL)) return MHD_NO;
+    MHD_set_connection_option(exchange->connection, MHD_CONNECTION_OPTION_TIMEOUT, 0u);
     bool ok = kv_check_head(exchange, path, &now);
-    int64_t seconds = limits->upload_seconds + (int64_t)(exchange->announced >> 20);
-    if (!ok) {
-        if (exchange->err.fault == KV_CLIENT_GONE) return MHD_NO;
-        if (now) return kv_reply_error(exchange, true);
+    MHD_set_connection_option(exchange->connection, MHD_CONNECTION_OPTION_TIMEOUT,
+                              (unsigned int)limits->idle_seconds);
+    if (!ok && exchange->err.fault == KV_CLIENT_GONE) return MHD_NO;
+    if (!ok && now) return kv_reply_error(exchange, true);
+    int64_t seconds = limits->upload_seconds;
+    if (exchange->job) {
+        seconds += (int64_t)(exchange->announced >> 20);
+    } else { /* refused, or a route that takes no body: what comes is read and dropped */
         exchange->swallowing = true;
         exchange->swallow_until_us = kv_now_us() + KV_SWALLOW_SECONDS * 1000000LL;
         seconds = KV_SWALLOW_SECONDS;
     }
-    bool alive = kv_link_enter(exchange->link, KV_LINK_UPLOAD, kv_now_us() + seconds * 1000000, exchange->id);
+    bool alive = kv_link_enter(exchange->link, KV_LINK_UPLOAD, kv_now_us() + seconds * 1000000, exchange);
     return alive ? MHD_YES : MHD_NO;
 }
 
@@ -98,10 +109,13 @@ static void count_exchange(const struct kv_exchange *exchange, enum kv_fault fau
     atomic_fetch_add_explicit(&metrics->body_bytes, exchange->received, memory_order_relaxed);
     if (exchange->status)
         atomic_fetch_add_explicit(&metrics->reply_bytes, exchange->reply_bytes, memory_order_relaxed);
-    if (fault != KV_OK || !exchange->route->takes_body) return;
+    if (!exchange->route->takes_body) return;
+    /* Who gave up waiting waited, too. */
+    if (fault == KV_OK || fault == KV_DEADLINE_EXCEEDED)
+        kv_histogram_count(&metrics->queue, exchange->queue_us);
+    if (fault != KV_OK) return;
     atomic_fetch_add_explicit(&metrics->tokens, (uint64_t)exchange->tokens, memory_order_relaxed);
     kv_histogram_count(&metrics->total, total_us);
-    kv_histogram_count(&metrics->queue, exchange->queue_us);
     kv_histogram_count(&metrics->device, exchange->device_us);
 }
 
@@ -115,7 +129,8 @@ static void note_end(struct kv_exchange *exchange, enum MHD_RequestTerminationCo
                 cut ? "the reply was not taken in time" : "the reply was not taken");
     } else if (cut || how == MHD_REQUEST_TERMINATED_TIMEOUT_REACHED) {
         kv_fail(&exchange->err, KV_UPLOAD_TIMEOUT, "the body did not arrive in time");
-        if (cut) exchange->status = 408; /* written by whoever cut the link */
+        if (cut)
+            exchange->status = kv_http_status(kv_fault_info(exchange->err.fault)->kind); /* by who cut it */
     } else {
         kv_fail(&exchange->err, KV_CLIENT_GONE, "the connection closed before an answer");
     }
@@ -200,7 +215,7 @@ static struct MHD_Daemon *start(struct kv_http *http, const struct kv_listener *
         listener->fd, MHD_OPTION_NOTIFY_COMPLETED, complete, http, MHD_OPTION_NOTIFY_CONNECTION, notify, http,
         MHD_OPTION_UNESCAPE_CALLBACK, keep, NULL, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
         (size_t)KV_CONNECTION_BYTES, MHD_OPTION_CONNECTION_LIMIT,
-        (unsigned int)(limits->connections_max / http->options.listeners), MHD_OPTION_CONNECTION_TIMEOUT,
+        (unsigned int)limits->connections_max + SPARE_CONNECTIONS, MHD_OPTION_CONNECTION_TIMEOUT,
         (unsigned int)limits->idle_seconds, MHD_OPTION_THREAD_STACK_SIZE, (size_t)KV_STACK_BYTES,
         MHD_OPTION_STRICT_FOR_CLIENT, 0, MHD_OPTION_END);
 }
@@ -213,12 +228,13 @@ bool kv_http_open(struct kv_http **out, const struct kv_http_options *options, s
     http->options = *options;
     if (getrandom(&http->id_seed, sizeof http->id_seed, GRND_NONBLOCK) < 0)
         http->id_seed = (uint64_t)kv_now_us();
-    bool ok = kv_links_open(&http->links, kv_late_upload_answer) ||
+    bool ok = kv_links_open(&http->links, kv_engine_limits(options->engine)->connections_max,
+                            kv_late_upload_answer) ||
               kv_fail(err, KV_INTERNAL, "the thread that watches connections cannot be started");
     for (int32_t i = 0; ok && i < options->listeners; i++) {
         http->daemon[i] = start(http, &options->listener[i]);
-        ok = http->daemon[i] || kv_fail_param(err, KV_ADDRESS_IN_USE, "--listen", "%s cannot be served: %s",
-                                              options->listener[i].url, strerror(errno));
+        ok = http->daemon[i] || kv_fail(err, KV_INTERNAL, "no thread or memory to serve %s: %s",
+                                        options->listener[i].url, strerror(errno));
     }
     if (ok)
         *out = http;

@@ -10,7 +10,7 @@
 
 /* How often each header that frames a body is there. */
 struct framing {
-    int32_t lengths, codings, expects, encodings, hosts;
+    int32_t lengths, codings, expects, encodings, hosts, malformed;
     const char *length, *coding, *expect, *encoding, *timeout;
 };
 
@@ -19,6 +19,8 @@ static enum MHD_Result note(void *cls, enum MHD_ValueKind kind, const char *key,
     struct framing *framing = cls;
     (void)kind;
     if (!value) value = "";
+    /* "Content-Length : 5" frames a body for some readers and not for others. */
+    if (strpbrk(key, " \t")) framing->malformed++;
     if (strcasecmp(key, MHD_HTTP_HEADER_CONTENT_LENGTH) == 0) {
         framing->lengths++;
         framing->length = value;
@@ -58,6 +60,7 @@ void kv_check_request_id(struct kv_exchange *exchange)
 
 static bool check_framing(const struct framing *framing, struct kv_error *err)
 {
+    if (framing->malformed > 0) return kv_fail(err, KV_HEADER_INVALID, "a header's name has a blank in it");
     if (framing->lengths > 1)
         return kv_fail_values(err, KV_HEADER_INVALID, "Content-Length", kv_integer(1),
                               kv_integer(framing->lengths), "Content-Length is given more than once");

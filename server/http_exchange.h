@@ -82,6 +82,6 @@ enum MHD_Result kv_reply_text(struct kv_exchange *exchange, const char *content_
 enum MHD_Result kv_reply_send(struct kv_exchange *exchange, int status, const char *content_type,
                               struct MHD_Response *response);
 const char *kv_reason(int status);
-size_t kv_late_upload_answer(const char *request_id, char *to, size_t room);
+size_t kv_late_upload_answer(const void *of, char *to, size_t room); /* a kv_late_answer */
 
 #endif

@@ -3,8 +3,7 @@
 
 #include "server/engine.h"
 
-#include <errno.h>
-#include <stdio.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -15,8 +14,8 @@ enum { LOOK_MS = 250 };
 static void cut(struct kv_link *link)
 {
     if (link->phase == KV_LINK_UPLOAD) {
-        char answer[2048];
-        size_t bytes = link->links->late_answer(link->id, answer, sizeof answer);
+        char answer[4096];
+        size_t bytes = link->links->late_answer(link->exchange, answer, sizeof answer);
         send(link->fd, answer, bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
     }
     link->phase = KV_LINK_CUT;
@@ -39,10 +38,10 @@ static void *look(void *of)
     return NULL;
 }
 
-bool kv_links_open(struct kv_links *links, kv_late_answer *late_answer)
+bool kv_links_open(struct kv_links *links, int32_t count_max, kv_late_answer *late_answer)
 {
     pthread_condattr_t monotonic;
-    *links = (struct kv_links){.late_answer = late_answer};
+    *links = (struct kv_links){.count_max = count_max, .late_answer = late_answer};
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&links->lock, NULL);
@@ -65,6 +64,16 @@ void kv_links_close(struct kv_links *links)
     pthread_mutex_destroy(&links->lock);
 }
 
+/* The one that has been silent longest between requests, but not `self`. */
+static struct kv_link *idlest(struct kv_links *links, const struct kv_link *self)
+{
+    struct kv_link *found = NULL;
+    for (struct kv_link *link = links->first; link; link = link->next)
+        if (link != self && link->phase == KV_LINK_IDLE && (!found || link->deadline_us < found->deadline_us))
+            found = link;
+    return found;
+}
+
 struct kv_link *kv_link_open(struct kv_links *links, int fd, int64_t deadline_us)
 {
     struct kv_link *link = calloc(1, sizeof *link);
@@ -76,6 +85,11 @@ struct kv_link *kv_link_open(struct kv_links *links, int fd, int64_t deadline_us
     link->next = links->first;
     if (link->next) link->next->previous = link;
     links->first = link;
+    links->count++;
+    if (links->count > links->count_max) {
+        struct kv_link *idle = idlest(links, link);
+        cut(idle ? idle : link);
+    }
     pthread_mutex_unlock(&links->lock);
     return link;
 }
@@ -87,21 +101,29 @@ void kv_link_close(struct kv_link *link)
     pthread_mutex_lock(&links->lock);
     *(link->previous ? &link->previous->next : &links->first) = link->next;
     if (link->next) link->next->previous = link->previous;
+    links->count--;
     pthread_mutex_unlock(&links->lock);
     free(link);
 }
 
-bool kv_link_enter(struct kv_link *link, enum kv_link_phase phase, int64_t deadline_us, const char *id)
+bool kv_link_enter(struct kv_link *link, enum kv_link_phase phase, int64_t deadline_us, const void *exchange)
 {
     pthread_mutex_lock(&link->links->lock);
     bool alive = link->phase != KV_LINK_CUT;
     if (alive) {
         link->phase = phase;
         link->deadline_us = deadline_us;
-        snprintf(link->id, sizeof link->id, "%s", id ? id : "");
+        link->exchange = exchange;
     }
     pthread_mutex_unlock(&link->links->lock);
     return alive;
+}
+
+void kv_link_cut(struct kv_link *link)
+{
+    pthread_mutex_lock(&link->links->lock);
+    if (link->phase != KV_LINK_CUT) cut(link);
+    pthread_mutex_unlock(&link->links->lock);
 }
 
 void kv_links_cut(struct kv_links *links, enum kv_link_phase phase)
@@ -115,7 +137,6 @@ void kv_links_cut(struct kv_links *links, enum kv_link_phase phase)
 bool kv_link_gone(void *of)
 {
     struct kv_link *link = of;
-    char byte;
-    ssize_t seen = recv(link->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-    return seen == 0 || (seen < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
+    struct pollfd seen = {.fd = link->fd, .events = POLLRDHUP};
+    return poll(&seen, 1, 0) > 0 && (seen.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
 }

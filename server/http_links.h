@@ -25,13 +25,15 @@ struct kv_link {
     int fd;
     enum kv_link_phase phase;
     int64_t deadline_us;
-    char id[129]; /* of the request whose upload may be late */
+    const void *exchange; /* whose body is on its way, in KV_LINK_UPLOAD */
 };
 
-/* Writes the whole answer to a late upload, at most `room` bytes, and returns how many. */
-typedef size_t kv_late_answer(const char *request_id, char *to, size_t room);
+/* Writes the whole answer to an exchange whose body is late, at most `room` bytes, and returns how many. */
+typedef size_t kv_late_answer(const void *exchange, char *to, size_t room);
 
 struct kv_links {
+    int32_t count, count_max; /* one more cuts the connection that has been idle longest, or else the new one
+                               */
     kv_late_answer *late_answer;
     pthread_mutex_t lock;
     pthread_cond_t wake;
@@ -40,15 +42,19 @@ struct kv_links {
     struct kv_link *first;
 };
 
-bool kv_links_open(struct kv_links *links, kv_late_answer *late_answer) __attribute__((warn_unused_result));
+bool kv_links_open(struct kv_links *links, int32_t count_max, kv_late_answer *late_answer)
+    __attribute__((warn_unused_result));
 void kv_links_close(struct kv_links *links); /* every link is closed before */
 
 /* NULL when memory is out. */
 struct kv_link *kv_link_open(struct kv_links *links, int fd, int64_t deadline_us);
 void kv_link_close(struct kv_link *link); /* NULL is fine */
 
-/* Enters a phase with a deadline (0: none); `id` is for KV_LINK_UPLOAD. False: the link was cut already. */
-bool kv_link_enter(struct kv_link *link, enum kv_link_phase phase, int64_t deadline_us, const char *id);
+/* Enters a phase with a deadline (0: none); `exchange` is for KV_LINK_UPLOAD. False: the link was cut
+ * already. */
+bool kv_link_enter(struct kv_link *link, enum kv_link_phase phase, int64_t deadline_us, const void *exchange);
+/* Cuts a link now, with the answer of a late upload where it is in that phase. */
+void kv_link_cut(struct kv_link *link);
 /* Cuts every link in this phase now. */
 void kv_links_cut(struct kv_links *links, enum kv_link_phase phase);
 /* Has the peer closed its side? */

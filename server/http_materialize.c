@@ -19,13 +19,13 @@ bool kv_materialize_admit(struct kv_exchange *exchange, int64_t deadline_us)
     job->deadline_us = deadline_us;
     job->gone = kv_link_gone;
     job->who = exchange->link;
-    if (!kv_engine_admit(exchange->http->options.engine, job, exchange->announced, &exchange->err)) {
-        kv_job_end(job);
-        return false;
-    }
+    bool ok = kv_engine_admit(exchange->http->options.engine, job, exchange->announced, &exchange->err);
     exchange->queue_us = job->queue_us;
-    exchange->job = job;
-    return true;
+    if (ok)
+        exchange->job = job;
+    else
+        kv_job_end(job);
+    return ok;
 }
 
 static bool compute(struct kv_exchange *exchange)

@@ -115,17 +115,19 @@ enum MHD_Result kv_reply_error(struct kv_exchange *exchange, bool close)
     return kv_reply_send(exchange, status, "application/json", response);
 }
 
-/* The answer to an upload that is late, written to the socket as it is: the HTTP library takes no answer
- * then. */
-size_t kv_late_upload_answer(const char *request_id, char *to, size_t room)
+/* Written to the socket as it is, since the HTTP library takes no answer in the middle of a body: the refusal
+ * that was waiting for the body's end, or that the body is late. Called with the links' lock held. */
+size_t kv_late_upload_answer(const void *of, char *to, size_t room)
 {
-    struct kv_error err = {0};
-    bool failed = !kv_fail(&err, KV_UPLOAD_TIMEOUT, "the body did not arrive in time");
-    char *text = failed ? kv_error_encode(&err, 408, kv_reason(408), request_id) : NULL;
+    const struct kv_exchange *exchange = of;
+    struct kv_error err = exchange->err;
+    if (err.fault == KV_OK) kv_fail(&err, KV_UPLOAD_TIMEOUT, "the body did not arrive in time");
+    int status = kv_http_status(kv_fault_info(err.fault)->kind);
+    char *text = kv_error_encode(&err, status, kv_reason(status), exchange->id);
     int bytes = snprintf(to, room,
-                         "HTTP/1.1 408 %s\r\nConnection: close\r\nContent-Type: application/json\r\n"
+                         "HTTP/1.1 %d %s\r\nConnection: close\r\nContent-Type: application/json\r\n"
                          "X-Request-Id: %s\r\nContent-Length: %zu\r\n\r\n%s",
-                         kv_reason(408), request_id, text ? strlen(text) : 0, text ? text : "");
+                         status, kv_reason(status), exchange->id, text ? strlen(text) : 0, text ? text : "");
     free(text);
     return bytes > 0 && (size_t)bytes < room ? (size_t)bytes : 0;
 }

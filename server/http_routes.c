@@ -26,7 +26,7 @@ static enum MHD_Result answer_model(struct kv_exchange *exchange)
 {
     struct kv_http *http = exchange->http;
     enum kv_engine_state state = kv_engine_state(http->options.engine);
-    if (state == KV_ENGINE_STARTING) {
+    if (state == KV_ENGINE_STARTING || !http->description.name) {
         kv_fail(&exchange->err, KV_NOT_READY, "the model is still being loaded");
         return kv_reply_error(exchange, false);
     }

@@ -44,7 +44,11 @@ static bool open_unix(struct kv_listener *out, const char *path, struct kv_error
     if (out->fd < 0 || bind(out->fd, (struct sockaddr *)&address, sizeof address) != 0)
         return kv_fail_param(err, KV_ADDRESS_IN_USE, "--listen", "unix:%s cannot be bound: %s", path,
                              strerror(errno));
-    snprintf(out->unlink_path, sizeof out->unlink_path, "%s", path);
+    if (lstat(path, &there) == 0) {
+        snprintf(out->unlink_path, sizeof out->unlink_path, "%s", path);
+        out->unlink_device = (uint64_t)there.st_dev;
+        out->unlink_inode = (uint64_t)there.st_ino;
+    }
     snprintf(out->url, sizeof out->url, "unix:%s", path);
     if (listen(out->fd, BACKLOG) != 0)
         return kv_fail_param(err, KV_ADDRESS_IN_USE, "--listen", "unix:%s cannot be listened on: %s", path,
@@ -144,6 +148,10 @@ void kv_listener_shut(struct kv_listener *listener)
 void kv_listener_close(struct kv_listener *listener)
 {
     if (listener->fd >= 0) close(listener->fd);
-    if (listener->unlink_path[0]) unlink(listener->unlink_path);
+    /* While this one drained, a successor may have put its own socket there. */
+    struct stat there;
+    if (listener->unlink_path[0] && lstat(listener->unlink_path, &there) == 0 &&
+        (uint64_t)there.st_dev == listener->unlink_device && (uint64_t)there.st_ino == listener->unlink_inode)
+        unlink(listener->unlink_path);
     *listener = (struct kv_listener){.fd = -1};
 }

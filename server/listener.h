@@ -7,9 +7,10 @@
 enum { KV_LISTENERS_MAX = 8, KV_ADDRESS_BYTES = 256 };
 
 struct kv_listener {
-    int fd;                             /* listening; -1: none */
-    char url[KV_ADDRESS_BYTES];         /* as a client takes it, with the port that was really bound */
-    char unlink_path[KV_ADDRESS_BYTES]; /* of a unix socket, "" for TCP */
+    int fd;                               /* listening; -1: none */
+    char url[KV_ADDRESS_BYTES];           /* as a client takes it, with the port that was really bound */
+    char unlink_path[KV_ADDRESS_BYTES];   /* of a unix socket, "" for TCP */
+    uint64_t unlink_device, unlink_inode; /* the path is removed only while it is still this socket */
 };
 
 /* Binds and listens. "127.0.0.1:8600", "[::1]:8600", "localhost:0" (any free port), "unix:/run/kvmat.sock". A

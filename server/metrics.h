@@ -18,7 +18,8 @@ struct kv_histogram {
 struct kv_metrics {
     _Atomic uint64_t requests[KV_ROUTES_MAX][KV_FAULT_COUNT]; /* by route and fault; KV_OK: answered */
     _Atomic uint64_t tokens, body_bytes, reply_bytes;
-    struct kv_histogram total, queue, device; /* of answered materialize requests */
+    struct kv_histogram total, queue, device; /* of answered materialize requests; queue of those that waited
+                                                 too long, too */
     _Atomic int64_t connections;
 };
 

@@ -260,6 +260,27 @@ static bool read_arguments(struct kv_options *options, int argc, char *const *ar
     return true;
 }
 
+/* Splits "cuda:1" into a backend's name and an ordinal. */
+bool kv_options_device(const struct kv_options *options, char name[16], int32_t *ordinal,
+                       struct kv_error *err)
+{
+    const char *device = options->device;
+    const char *colon = strchr(device, ':');
+    size_t bytes = colon ? (size_t)(colon - device) : strlen(device);
+    char *end = NULL;
+    unsigned long number = colon ? strtoul(colon + 1, &end, 10) : 0;
+    bool known = (bytes == 4 && strncmp(device, "auto", 4) == 0 && !colon) ||
+                 (bytes == 3 && strncmp(device, "cpu", 3) == 0 && !colon) ||
+                 (bytes == 4 && strncmp(device, "cuda", 4) == 0);
+    if (!known || (colon && (end == colon + 1 || *end || number > 1023 || colon[1] < '0' || colon[1] > '9')))
+        return kv_fail_values(err, KV_OPTION_INVALID, "--device", kv_text("auto, cpu, cuda or cuda:N"),
+                              kv_text(device), "there is no such device");
+    memcpy(name, device, bytes);
+    name[bytes] = '\0';
+    *ordinal = (int32_t)number;
+    return true;
+}
+
 static bool check_together(const struct kv_options *options, struct kv_error *err)
 {
     if (!options->model || !options->model[0])
@@ -268,7 +289,9 @@ static bool check_together(const struct kv_options *options, struct kv_error *er
     if (options->name && strlen(options->name) > 128)
         return kv_fail_values(err, KV_OPTION_INVALID, "--name", kv_text("at most 128 bytes"),
                               kv_integer((int64_t)strlen(options->name)), "the name is too long");
-    return true;
+    char device[16];
+    int32_t ordinal;
+    return kv_options_device(options, device, &ordinal, err);
 }
 
 bool kv_options_parse(struct kv_options *out, int argc, char *const *argv, struct kv_error *err)

@@ -24,6 +24,10 @@ struct kv_options {
 bool kv_options_parse(struct kv_options *out, int argc, char *const *argv,
                       struct kv_error *err) KV_MUST_CHECK;
 
+/* Splits --device: "cuda:1" is "cuda" and ordinal 1. Parsed options always pass. */
+bool kv_options_device(const struct kv_options *options, char name[16], int32_t *ordinal,
+                       struct kv_error *err) KV_MUST_CHECK;
+
 void kv_options_print_help(FILE *to);
 
 #endif

@@ -41,13 +41,13 @@ static void fail_queued(struct kv_engine *engine, struct kv_job *job, const stru
     pthread_cond_signal(&job->done);
 }
 
-static void lose_device(struct kv_engine *engine)
+/* `cause` is what the device said; every request from now on gets it. */
+static void lose_device(struct kv_engine *engine, const struct kv_error *cause)
 {
     struct kv_error why = {0};
+    if (engine->state != KV_ENGINE_LOST) engine->lost = *cause;
     engine->state = KV_ENGINE_LOST;
-    bool refused = !kv_engine_check_locked(engine, &why);
-    assert(refused);
-    (void)refused;
+    (void)kv_engine_check_locked(engine, &why);
     while (engine->head) fail_queued(engine, engine->head, &why);
     pthread_cond_broadcast(&engine->room);
 }
@@ -154,7 +154,7 @@ static bool take_off(struct kv_engine *engine, struct kv_flight *flight)
         return true;
     }
     land(engine, flight, &why);
-    if (why.fault == KV_DEVICE_LOST) lose_device(engine);
+    if (why.fault == KV_DEVICE_LOST) lose_device(engine, &why);
     return false;
 }
 
@@ -166,14 +166,13 @@ static void await(struct kv_engine *engine, struct kv_flight *flight, int64_t sp
     int64_t spin_until_us = flight->submitted_us + spin_us;
     enum kv_wait seen = KV_WAIT_PENDING;
     while (seen == KV_WAIT_PENDING && kv_now_us() < spin_until_us)
-        seen = engine->ops->wait(engine->backend, &flight->batch, 0);
-    if (seen == KV_WAIT_PENDING) seen = engine->ops->wait(engine->backend, &flight->batch, -1);
+        seen = engine->ops->wait(engine->backend, &flight->batch, 0, &why);
+    if (seen == KV_WAIT_PENDING) seen = engine->ops->wait(engine->backend, &flight->batch, -1, &why);
     pthread_mutex_lock(&engine->lock);
     if (seen == KV_WAIT_LOST) {
-        lose_device(engine);
-        bool refused = !kv_engine_check_locked(engine, &why);
-        assert(refused);
-        (void)refused;
+        lose_device(engine, &why);
+        why = (struct kv_error){0};
+        (void)kv_engine_check_locked(engine, &why);
     }
     land(engine, flight, &why);
 }
@@ -241,6 +240,15 @@ void *kv_engine_serve(void *of)
     return NULL;
 }
 
+/* What has not begun is dropped when its deadline passes; what has begun only when nobody waits for it any
+ * more. */
+static bool is_dropped(const struct kv_engine *engine, const struct kv_job *job, struct kv_error *why)
+{
+    if (job->rows_submitted == 0 || engine->abandoned) return kv_engine_given_up(engine, job, why);
+    return job->gone && job->gone(job->who) &&
+           !kv_fail(why, KV_CLIENT_GONE, "the caller closed its connection while its rows were computed");
+}
+
 /* Waits in the queue's order, watching the deadline and the caller. */
 static void wait_in_queue(struct kv_engine *engine, struct kv_job *job)
 {
@@ -249,7 +257,7 @@ static void wait_in_queue(struct kv_engine *engine, struct kv_job *job)
     while (!finished(job)) {
         struct kv_error why = {0};
         kv_engine_wait(engine, &job->done, KV_WATCH_US);
-        if (job->queued && kv_engine_given_up(engine, job, &why)) fail_queued(engine, job, &why);
+        if (job->queued && is_dropped(engine, job, &why)) fail_queued(engine, job, &why);
     }
 }
 
@@ -273,7 +281,7 @@ bool kv_engine_run_rows(struct kv_engine *engine, struct kv_job *job, struct kv_
     job->queued_us = job->submitted_us = job->done_us = kv_now_us();
     /* Warming up, there is no device thread yet to hand over to. */
     bool joins = engine->options.batch_delay_us > 0 && engine->thread_started;
-    bool alone = !joins && engine->flights_busy == 0 && !engine->head && job->rows <= limits->span_tokens_max;
+    bool alone = !joins && !engine->head && job->rows <= limits->span_tokens_max;
     struct kv_flight *flight = alone && job->rows > 0 ? idle_flight(engine) : NULL;
     if (flight) {
         board(engine, flight, job, job->rows);
@@ -281,13 +289,11 @@ bool kv_engine_run_rows(struct kv_engine *engine, struct kv_job *job, struct kv_
             engine->stats.inline_batches++;
             await(engine, flight, engine->options.spin_us);
         }
-    } else if (job->rows > 0 && engine->queued + engine->waiters >= limits->queue_max) {
-        kv_fail_values(&job->err, KV_QUEUE_FULL, "", kv_none(), kv_integer(engine->queued + engine->waiters),
-                       "as many requests are waiting as may (--max-queue %d)", limits->queue_max);
     } else if (job->rows > 0) {
         wait_in_queue(engine, job);
     }
-    job->queue_us += job->submitted_us - job->queued_us;
+    bool begun = job->rows_submitted > 0 || job->rows == 0;
+    job->queue_us += (begun ? job->submitted_us : kv_now_us()) - job->queued_us;
     job->device_us = job->done_us - job->submitted_us;
     pthread_mutex_unlock(&engine->lock);
     if (job->err.fault == KV_OK) return true;

@@ -46,13 +46,12 @@ static void name_model(const struct kv_options *options, char to[256])
     free(path);
 }
 
-static struct kv_limits limits_of(const struct kv_options *options, bool on_cpu)
+static struct kv_limits limits_of(const struct kv_options *options)
 {
-    uint64_t pool_bytes = on_cpu ? 256u << 20 : 1u << 30;
     return (struct kv_limits){
         .tokens_max = options->max_tokens,
         .body_bytes_max = (uint64_t)options->max_body,
-        .pool_bytes = options->pool_bytes ? (uint64_t)options->pool_bytes : pool_bytes,
+        .pool_bytes = (uint64_t)options->pool_bytes, /* 0: the device says */
         .queue_max = (int32_t)options->max_queue,
         .batch_tokens_max = options->max_batch_tokens,
         .connections_max = CONNECTIONS_MAX,
@@ -77,7 +76,7 @@ enum kv_exit kv_service_check(const struct kv_options *options)
     struct kv_findings findings;
     struct kv_checkpoint *checkpoint = NULL;
     const struct kv_checkpoint_options wanted = checkpoint_options(options);
-    const struct kv_limits limits = limits_of(options, true);
+    const struct kv_limits limits = limits_of(options);
     struct kv_description description = {0};
     char name[256];
     name_model(options, name);
@@ -111,25 +110,6 @@ static void log_findings(struct kv_findings *findings)
            findings->count == 1 ? "" : "s");
 }
 
-/* Splits "cuda:1" into a backend's name and an ordinal. */
-static bool parse_device(const char *device, char name[16], int32_t *ordinal, struct kv_error *err)
-{
-    const char *colon = strchr(device, ':');
-    size_t bytes = colon ? (size_t)(colon - device) : strlen(device);
-    char *end = NULL;
-    unsigned long number = colon ? strtoul(colon + 1, &end, 10) : 0;
-    bool known = (bytes == 4 && strncmp(device, "auto", 4) == 0 && !colon) ||
-                 (bytes == 3 && strncmp(device, "cpu", 3) == 0 && !colon) ||
-                 (bytes == 4 && strncmp(device, "cuda", 4) == 0);
-    if (!known || (colon && (end == colon + 1 || *end || number > 1023 || colon[1] < '0' || colon[1] > '9')))
-        return kv_fail_values(err, KV_OPTION_INVALID, "--device", kv_text("auto, cpu, cuda or cuda:N"),
-                              kv_text(device), "there is no such device");
-    memcpy(name, device, bytes);
-    name[bytes] = '\0';
-    *ordinal = (int32_t)number;
-    return true;
-}
-
 /* Opens the device asked for by name, or with auto the first that works. */
 static const struct kv_backend_ops *open_device(struct service *service, struct kv_backend **backend,
                                                 struct kv_error *err)
@@ -139,8 +119,10 @@ static const struct kv_backend_ops *open_device(struct service *service, struct 
     struct kv_backend_options wanted = {
         .rows_max = options->max_batch_tokens, .items_max = KV_BATCH_ITEMS_MAX, .tune = options->tune};
     char name[16];
-    if (!parse_device(options->device, name, &wanted.device, err)) return NULL;
+    if (!kv_options_device(options, name, &wanted.device, err)) return NULL;
     bool any = strcmp(name, "auto") == 0;
+    struct kv_error last = {0};
+    if (any) wanted.device = -1;
     for (const struct kv_backend_ops *const *ops = kv_backends(); *ops; ops++) {
         struct kv_error why = {0};
         if (!any && strcmp((*ops)->name, name) != 0) continue;
@@ -150,7 +132,9 @@ static const struct kv_backend_ops *open_device(struct service *service, struct 
             return NULL;
         }
         kv_log(KV_LOG_INFO, "device %s: %s; looking further", (*ops)->name, why.message);
+        last = why;
     }
+    *err = last;
     kv_fail_values(err, KV_DEVICE_UNAVAILABLE, "--device", kv_none(), kv_text(options->device),
                    "this build has no such device");
     return NULL;
@@ -235,7 +219,9 @@ static void block_signals(sigset_t *signals)
     sigemptyset(signals);
     sigaddset(signals, SIGTERM);
     sigaddset(signals, SIGINT);
-    sigaddset(signals, SIGHUP);
+    struct sigaction hangup;
+    if (sigaction(SIGHUP, NULL, &hangup) == 0 && hangup.sa_handler != SIG_IGN) /* nohup stays in force */
+        sigaddset(signals, SIGHUP);
     pthread_sigmask(SIG_BLOCK, signals, NULL);
 }
 
@@ -297,14 +283,10 @@ static enum kv_exit start(struct service *service)
 {
     const struct kv_options *options = service->options;
     struct kv_error err = {0};
-    char device[16];
-    int32_t ordinal;
-    if (!parse_device(options->device, device, &ordinal, &err)) return fail_start(&err, KV_EXIT_USAGE);
     for (int32_t i = 0; i < options->listens; i++)
         if (!kv_listener_open(&service->listener[i], options->listen[i], &err))
             return fail_start(&err, KV_EXIT_ADDRESS);
-    bool on_cpu = strcmp(device, "cuda") != 0 && !kv_backend_find("cuda");
-    const struct kv_engine_options engine_options = {limits_of(options, on_cpu), options->batch_delay_us,
+    const struct kv_engine_options engine_options = {limits_of(options), options->batch_delay_us,
                                                      options->spin_us};
     const struct kv_http_options http_options = {NULL, service->listener, options->listens, service->name,
                                                  kv_version};
@@ -315,7 +297,7 @@ static enum kv_exit start(struct service *service)
     }
     struct kv_http_options with_engine = http_options;
     with_engine.engine = service->engine;
-    if (!kv_http_open(&service->http, &with_engine, &err)) return fail_start(&err, KV_EXIT_ADDRESS);
+    if (!kv_http_open(&service->http, &with_engine, &err)) return fail_start(&err, KV_EXIT_DEVICE);
     for (int32_t i = 0; i < options->listens; i++)
         kv_log(KV_LOG_INFO, "kvmatd %s listening on %s", kv_version, service->listener[i].url);
     return KV_EXIT_OK;

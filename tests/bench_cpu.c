@@ -145,7 +145,7 @@ static double run_ours(struct stage *stage, int64_t rows)
     stage->item.rows = rows;
     double began = bench_now_ms();
     must(stage->ops->submit(stage->backend, &batch, &err), &err);
-    enum kv_wait seen = stage->ops->wait(stage->backend, &batch, -1);
+    enum kv_wait seen = stage->ops->wait(stage->backend, &batch, -1, NULL);
     double took = bench_now_ms() - began;
     must(seen == KV_WAIT_DONE && stage->item.fault == KV_OK,
          &(struct kv_error){.message = "the batch failed"});

@@ -146,6 +146,6 @@ void rig_run(struct rig *rig, struct kv_item *items, int32_t count)
     struct kv_batch batch = {.items = count, .item = items};
     for (int32_t i = 0; i < count; i++) batch.rows += items[i].rows;
     ck_assert_msg(rig->ops->submit(rig->backend, &batch, &err), "%s", err.message);
-    ck_assert_int_eq(rig->ops->wait(rig->backend, &batch, -1), KV_WAIT_DONE);
+    ck_assert_int_eq(rig->ops->wait(rig->backend, &batch, -1, NULL), KV_WAIT_DONE);
     rig_check_guards(rig);
 }

@@ -26,7 +26,7 @@ struct kv_engine *engine_rig_open(struct kv_engine_options options)
     if (!limits->pool_bytes) limits->pool_bytes = 16 << 20;
     if (!limits->queue_max) limits->queue_max = 64;
     if (!limits->batch_tokens_max) limits->batch_tokens_max = 256;
-    limits->connections_max = 128;
+    if (!limits->connections_max) limits->connections_max = 128;
     if (!limits->idle_seconds) limits->idle_seconds = 60;
     if (!limits->upload_seconds) limits->upload_seconds = 30;
     if (!limits->reply_seconds) limits->reply_seconds = 30;
@@ -137,6 +137,7 @@ void engine_rig_run(struct engine_rig_request *request)
     request->ok = request->right = false;
     if (!kv_engine_admit(request->engine, &job, bytes, &request->err)) return;
     size_t filled = 0;
+    nanosleep(&(struct timespec){.tv_nsec = request->pause_ms * 1000000L}, NULL);
     engine_rig_fill(request, job.body, &filled);
     if (kv_request_decode(&job.request, job.body, bytes, &engine_rig_geometry, &limits, &request->err)) {
         request->ok = kv_engine_run(&job, &request->err);

@@ -157,12 +157,16 @@ static bool submit(struct kv_backend *backend, struct kv_batch *batch, struct kv
     return true;
 }
 
-static enum kv_wait wait_fake(struct kv_backend *backend, struct kv_batch *batch, int64_t timeout_us)
+static enum kv_wait wait_fake(struct kv_backend *backend, struct kv_batch *batch, int64_t timeout_us,
+                              struct kv_error *err)
 {
     int64_t due_us = (int64_t)(uintptr_t)batch->inflight, until_us = now_us() + timeout_us;
     (void)backend;
     for (;;) {
-        if (fake.lost) return KV_WAIT_LOST;
+        if (fake.lost) {
+            kv_fail(err, KV_DEVICE_LOST, "the fake device was told to get lost");
+            return KV_WAIT_LOST;
+        }
         if (!fake.held && now_us() >= due_us) return KV_WAIT_DONE;
         if (timeout_us >= 0 && now_us() >= until_us) return KV_WAIT_PENDING;
         nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);

@@ -80,7 +80,7 @@ START_TEST(batches_queue_up_to_their_number)
     ck_assert_int_eq(err.fault, KV_INTERNAL);
     /* The last first: order of waiting is the caller's. */
     for (int32_t i = said.batches_max - 1; i >= 0; i--) {
-        ck_assert_int_eq(kv_cpu_ops.wait(device.rig.backend, &batch[i], -1), KV_WAIT_DONE);
+        ck_assert_int_eq(kv_cpu_ops.wait(device.rig.backend, &batch[i], -1, NULL), KV_WAIT_DONE);
         ck_assert_int_eq(item[i].fault, KV_OK);
         ck_assert_ptr_null(batch[i].inflight);
     }
@@ -99,7 +99,7 @@ START_TEST(nothing_is_done_at_once)
     open_device(&device, &geometry);
     struct kv_batch none = {0};
     ck_assert(kv_cpu_ops.submit(device.rig.backend, &none, &err));
-    ck_assert_int_eq(kv_cpu_ops.wait(device.rig.backend, &none, 0), KV_WAIT_DONE);
+    ck_assert_int_eq(kv_cpu_ops.wait(device.rig.backend, &none, 0, NULL), KV_WAIT_DONE);
     struct kv_item empty[3] = {{.fault = KV_INTERNAL}, {.fault = KV_INTERNAL}, {.fault = KV_INTERNAL}};
     rig_run(&device.rig, empty, 3);
     for (int32_t i = 0; i < 3; i++) ck_assert_int_eq(empty[i].fault, KV_OK);
@@ -129,11 +129,11 @@ START_TEST(waiting_keeps_its_time)
     struct kv_item item = rig_item(&device.rig, &input, NULL, 400, &(struct rig_layout){0}, bases);
     struct kv_batch batch = {.rows = 400, .items = 1, .item = &item};
     ck_assert_msg(kv_cpu_ops.submit(device.rig.backend, &batch, &err), "%s", err.message);
-    ck_assert_int_eq(kv_cpu_ops.wait(device.rig.backend, &batch, 0), KV_WAIT_PENDING);
+    ck_assert_int_eq(kv_cpu_ops.wait(device.rig.backend, &batch, 0, NULL), KV_WAIT_PENDING);
     int64_t began_us = now_us();
-    ck_assert_int_eq(kv_cpu_ops.wait(device.rig.backend, &batch, 2000), KV_WAIT_PENDING);
+    ck_assert_int_eq(kv_cpu_ops.wait(device.rig.backend, &batch, 2000, NULL), KV_WAIT_PENDING);
     ck_assert_int_ge(now_us() - began_us, 2000);
-    ck_assert_int_eq(kv_cpu_ops.wait(device.rig.backend, &batch, 60 * 1000000), KV_WAIT_DONE);
+    ck_assert_int_eq(kv_cpu_ops.wait(device.rig.backend, &batch, 60 * 1000000, NULL), KV_WAIT_DONE);
     ck_assert_int_eq(item.fault, KV_OK);
     rig_input_free(&input);
     close_device(&device);
@@ -172,7 +172,7 @@ static void compute(struct member *member, int64_t rows)
     pthread_mutex_unlock(&crowd->lock);
     enum kv_wait seen = KV_WAIT_PENDING;
     while (submitted && seen == KV_WAIT_PENDING)
-        seen = kv_cpu_ops.wait(crowd->device.rig.backend, &batch, random_below(&member->state, 3) * 50);
+        seen = kv_cpu_ops.wait(crowd->device.rig.backend, &batch, random_below(&member->state, 3) * 50, NULL);
     pthread_mutex_lock(&crowd->lock);
     crowd->flying--;
     pthread_cond_signal(&crowd->room);

@@ -14,6 +14,7 @@ static const struct kv_limits limits = {.tokens_max = 16384,
                                         .pool_bytes = UINT64_MAX,
                                         .queue_max = 256,
                                         .batch_tokens_max = 8192,
+                                        .connections_max = 512,
                                         .span_tokens_max = 77777};
 
 static struct kv_description example(void)
@@ -51,7 +52,7 @@ START_TEST(a_model_is_described)
         "\"theta\": 1000000.0, \"attention_factor\": 1.20794415416798, \"interleaved\": true, \"positions\": "
         "4096}, \"device\": {\"kind\": \"cpu\", \"name\": \"A processor\", \"memory_bytes\": 123456789}, "
         "\"limits\": {\"tokens_max\": 16384, \"body_bytes_max\": 536870912, \"pool_bytes\": "
-        "9223372036854775807, \"queue_max\": 256, \"batch_tokens_max\": 8192}}");
+        "9223372036854775807, \"queue_max\": 256, \"batch_tokens_max\": 8192, \"connections_max\": 512}}");
     free(text);
 }
 END_TEST

@@ -3,6 +3,7 @@
 
 #include <check.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 static void setup(void)
 {
@@ -137,6 +138,45 @@ START_TEST(test_memory_in_turn)
         assert_served(&request[i]);
         if (i > 0) ck_assert(request[i - 1].done_at_us <= request[i].done_at_us);
     }
+    engine_rig_close(engine);
+}
+END_TEST
+
+/* Who holds memory is computed, however many wait for it behind. */
+START_TEST(test_admitted_is_computed)
+{
+    struct kv_engine *engine = engine_rig_open((struct kv_engine_options){
+        .limits = {.queue_max = 2, .pool_bytes = 2 * engine_rig_request_bytes(100) + 640}});
+    struct engine_rig_request request[4];
+    fake.held = 1;
+    for (uint32_t i = 0; i < 4; i++) {
+        request[i] = (struct engine_rig_request){.engine = engine, .tokens = i == 0 ? 60 : 100, .seed = i};
+        if (i == 1) request[i].pause_ms = 300; /* admitted, its body on its way, while others join the line */
+        engine_rig_start(&request[i]);
+        if (i == 0)
+            while (fake.batches == 0) sched_yield();
+        if (i > 1) ck_assert(engine_rig_await_waiting(engine, (int32_t)i - 1));
+    }
+    usleep(400000);
+    fake.held = 0;
+    for (int i = 0; i < 4; i++) {
+        engine_rig_join(&request[i]);
+        assert_served(&request[i]);
+    }
+    engine_rig_close(engine);
+}
+END_TEST
+
+/* A deadline drops what waits; what the device has begun is finished. */
+START_TEST(test_begun_is_finished)
+{
+    struct kv_engine *engine =
+        engine_rig_open((struct kv_engine_options){.limits = {.batch_tokens_max = 64}});
+    struct engine_rig_request request = {
+        .engine = engine, .tokens = 640, .seed = 3, .deadline_us = kv_now_us() + 60000};
+    fake.delay_us = 20000; /* ten spans: 200 ms */
+    engine_rig_run(&request);
+    assert_served(&request);
     engine_rig_close(engine);
 }
 END_TEST
@@ -364,6 +404,8 @@ int main(void)
     tcase_add_test(cases, test_small_beside_large);
     tcase_add_test(cases, test_queue_full);
     tcase_add_test(cases, test_memory_in_turn);
+    tcase_add_test(cases, test_admitted_is_computed);
+    tcase_add_test(cases, test_begun_is_finished);
     tcase_add_test(cases, test_never_fits);
     tcase_add_test(cases, test_given_up);
     tcase_add_test(cases, test_faults_are_the_items_own);

@@ -93,6 +93,9 @@ START_TEST(test_refused_heads)
     assert_refused("POST /v1/materialize HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n"
                    "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
                    400, "header_invalid");
+    assert_status("POST /v1/materialize HTTP/1.1\r\nHost: x\r\nContent-Length : 3\r\n\r\nabc", 400);
+    assert_status(
+        "GET /health HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n", 200);
     assert_status("POST /v1/materialize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n", 400);
     assert_status("GET /health HTTP/1.1\r\n\r\n", 400);
     assert_status("GET /health HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n", 400);

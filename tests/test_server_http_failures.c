@@ -133,6 +133,104 @@ START_TEST(test_reader_too_slow)
 }
 END_TEST
 
+/* Waiting for memory is no silence of the peer's, however long: the body is read when its turn comes. */
+START_TEST(test_long_wait_for_memory)
+{
+    enum { TOKENS = 8000 }; /* a body of 192 KB: more than the library buffers */
+    size_t bytes;
+    unsigned char *wire = http_rig_request(TOKENS, 1, "", &bytes, NULL);
+    int first = http_rig_connect(&rig, false), second = http_rig_connect(&rig, _i);
+    struct kv_error none = {0};
+    ck_assert(kv_engine_accepts(rig.engine, bytes, &none));
+    fake.held = 1;
+    ck_assert(http_rig_send(first, wire, bytes));
+    while (fake.batches == 0) usleep(1000);
+    ck_assert(http_rig_send(second, wire, 4096));
+    ck_assert(engine_rig_await_waiting(rig.engine, 2)); /* the first's other spans, and the second */
+    sleep(3);
+    fake.held = 0;
+    struct http_reply reply = http_rig_read(first);
+    ck_assert(http_rig_is_right(&reply, TOKENS, 1));
+    http_reply_free(&reply);
+    ck_assert(http_rig_send(second, wire + 4096, bytes - 4096));
+    reply = http_rig_read(second);
+    ck_assert_msg(http_rig_is_right(&reply, TOKENS, 1), "%d %s", reply.status, reply.body ? reply.body : "");
+    http_reply_free(&reply);
+    close(first);
+    close(second);
+    free(wire);
+}
+END_TEST
+
+/* A caller that leaves while it waits for memory leaves the line, though its body was never read. */
+START_TEST(test_client_leaves_the_line)
+{
+    enum { TOKENS = 8000 };
+    size_t bytes;
+    unsigned char *wire = http_rig_request(TOKENS, 1, "", &bytes, NULL);
+    int first = http_rig_connect(&rig, false), leaves = http_rig_connect(&rig, true);
+    fake.held = 1;
+    ck_assert(http_rig_send(first, wire, bytes));
+    while (fake.batches == 0) usleep(1000);
+    ck_assert(http_rig_send(leaves, wire, 60000));
+    ck_assert(engine_rig_await_waiting(rig.engine, 2));
+    close(leaves);
+    ck_assert(engine_rig_await_waiting(rig.engine, 1));
+    fake.held = 0;
+    struct http_reply reply = http_rig_read(first);
+    ck_assert_int_eq(reply.status, 200);
+    http_reply_free(&reply);
+    close(first);
+    free(wire);
+}
+END_TEST
+
+/* Memory for one request of 8000 tokens, and a short patience with silence. */
+static void setup_narrow(void)
+{
+    memset(&fake, 0, sizeof fake);
+    http_rig_open(&rig,
+                  (struct kv_engine_options){
+                      .limits = {.pool_bytes = 3 * engine_rig_request_bytes(8000) / 2, .idle_seconds = 1}});
+}
+
+/* A refusal that waits for a body's end is not lost when the body does not end. */
+START_TEST(test_refusal_of_a_trickle)
+{
+    int fd = http_rig_connect(&rig, _i);
+    ck_assert(http_rig_say(fd, "POST /nope HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"));
+    for (int i = 0; i < 140 && http_rig_send(fd, "x", 1); i++) usleep(50000);
+    struct http_reply reply = http_rig_read(fd);
+    ck_assert_int_eq(reply.status, 404);
+    ck_assert(http_reply_has_code(&reply, "not_found"));
+    ck_assert(http_rig_closed(fd));
+    http_reply_free(&reply);
+    close(fd);
+}
+END_TEST
+
+static void setup_crowded(void)
+{
+    memset(&fake, 0, sizeof fake);
+    http_rig_open(&rig, (struct kv_engine_options){.limits = {.connections_max = 4}});
+}
+
+/* At the limit a new connection takes the place of the one that has been idle longest: probes are always
+ * answered. */
+START_TEST(test_idle_make_room)
+{
+    enum { IDLE = 9 };
+    int idle[IDLE];
+    for (int i = 0; i < IDLE; i++) {
+        idle[i] = http_rig_connect(&rig, i % 2);
+        usleep(5000);
+    }
+    ck_assert(http_rig_alive(&rig));
+    ck_assert(http_rig_closed(idle[0]));
+    for (int i = 0; i < IDLE; i++) close(idle[i]);
+}
+END_TEST
+
 START_TEST(test_lost_device)
 {
     size_t bytes;
@@ -204,7 +302,19 @@ int main(void)
     tcase_add_checked_fixture(slow, setup_short, teardown);
     tcase_add_loop_test(slow, test_trickled_upload, 0, 2);
     tcase_add_test(slow, test_reader_too_slow);
+    tcase_add_loop_test(slow, test_refusal_of_a_trickle, 0, 2);
     suite_add_tcase(suite, slow);
+    TCase *narrow = tcase_create("narrow");
+    tcase_set_timeout(narrow, 60);
+    tcase_add_checked_fixture(narrow, setup_narrow, teardown);
+    tcase_add_loop_test(narrow, test_long_wait_for_memory, 0, 2);
+    tcase_add_test(narrow, test_client_leaves_the_line);
+    suite_add_tcase(suite, narrow);
+    TCase *crowded = tcase_create("crowded");
+    tcase_set_timeout(crowded, 60);
+    tcase_add_checked_fixture(crowded, setup_crowded, teardown);
+    tcase_add_test(crowded, test_idle_make_room);
+    suite_add_tcase(suite, crowded);
     SRunner *runner = srunner_create(suite);
     srunner_run_all(runner, CK_ENV);
     int failed = srunner_ntests_failed(runner);
