@@ -16,7 +16,8 @@ enum kv_exit {
 /* `--check`: loads and validates, prints the report on standard output. */
 enum kv_exit kv_service_check(const struct kv_options *options);
 
-/* Serves until SIGTERM, SIGINT or (unless it is ignored, as under nohup) SIGHUP. Call it with a single thread: it blocks the signals for all later ones. */
+/* Serves until SIGTERM, SIGINT or (unless it is ignored, as under nohup) SIGHUP. Call it with a single
+ * thread: it blocks the signals for all later ones. */
 enum kv_exit kv_service_run(const struct kv_options *options);
 
 #endif

@@ -1,0 +1,150 @@
+/* Admission: memory in turn, a bounded line in front of it, and those who leave it. */
+#include "tests/engine_rig.h"
+
+#include <check.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static void setup(void)
+{
+    memset(&fake, 0, sizeof fake);
+}
+
+static void assert_served(const struct engine_rig_request *request)
+{
+    ck_assert_msg(request->ok, "refused: %s", request->err.message);
+    ck_assert(request->right);
+}
+
+START_TEST(test_queue_full)
+{
+    struct kv_engine *engine = engine_rig_open((struct kv_engine_options){.limits = {.queue_max = 2}});
+    struct engine_rig_request request[3], over = {.engine = engine, .tokens = 1};
+    fake.held = 1;
+    for (uint32_t i = 0; i < 3; i++) {
+        request[i] = (struct engine_rig_request){.engine = engine, .tokens = 1, .seed = i};
+        engine_rig_start(&request[i]);
+        if (i == 0)
+            while (fake.batches == 0) sched_yield();
+    }
+    ck_assert(engine_rig_await_waiting(engine, 2));
+    engine_rig_run(&over);
+    ck_assert(!over.ok);
+    ck_assert_int_eq(over.err.fault, KV_QUEUE_FULL);
+    ck_assert_int_eq((int)over.err.got.integer, 2);
+    fake.held = 0;
+    for (int i = 0; i < 3; i++) {
+        engine_rig_join(&request[i]);
+        assert_served(&request[i]);
+    }
+    engine_rig_close(engine);
+}
+END_TEST
+
+START_TEST(test_memory_in_turn)
+{
+    /* Room for one request of 100 tokens at a time; the others wait for it in order of arrival. */
+    struct kv_engine *engine = engine_rig_open(
+        (struct kv_engine_options){.limits = {.pool_bytes = engine_rig_request_bytes(100) + 640}});
+    struct engine_rig_request request[4];
+    fake.held = 1;
+    for (uint32_t i = 0; i < 4; i++) {
+        request[i] = (struct engine_rig_request){.engine = engine, .tokens = 100, .seed = i};
+        engine_rig_start(&request[i]);
+        /* The first is in the queue (two spans), all others wait for memory. */
+        if (i == 0)
+            while (fake.batches == 0) sched_yield();
+        else
+            ck_assert(engine_rig_await_waiting(engine, (int32_t)i + 1));
+    }
+    fake.held = 0;
+    for (int i = 0; i < 4; i++) {
+        engine_rig_join(&request[i]);
+        assert_served(&request[i]);
+        if (i > 0) ck_assert(request[i - 1].done_at_us <= request[i].done_at_us);
+    }
+    engine_rig_close(engine);
+}
+END_TEST
+
+/* Who holds memory is computed, however many wait for it behind. */
+START_TEST(test_admitted_is_computed)
+{
+    struct kv_engine *engine = engine_rig_open((struct kv_engine_options){
+        .limits = {.queue_max = 2, .pool_bytes = 2 * engine_rig_request_bytes(100) + 640}});
+    struct engine_rig_request request[4];
+    fake.held = 1;
+    for (uint32_t i = 0; i < 4; i++) {
+        request[i] = (struct engine_rig_request){.engine = engine, .tokens = i == 0 ? 60 : 100, .seed = i};
+        if (i == 1) request[i].pause_ms = 300; /* admitted, its body on its way, while others join the line */
+        engine_rig_start(&request[i]);
+        if (i == 0)
+            while (fake.batches == 0) sched_yield();
+        if (i > 1) ck_assert(engine_rig_await_waiting(engine, (int32_t)i - 1));
+    }
+    usleep(400000);
+    fake.held = 0;
+    for (int i = 0; i < 4; i++) {
+        engine_rig_join(&request[i]);
+        assert_served(&request[i]);
+    }
+    engine_rig_close(engine);
+}
+END_TEST
+
+START_TEST(test_never_fits)
+{
+    struct kv_engine *engine = engine_rig_open((struct kv_engine_options){.limits = {.pool_bytes = 1 << 20}});
+    struct kv_job job = {0};
+    struct kv_error err = {0};
+    ck_assert(!kv_engine_accepts(engine, 1 << 20, &err));
+    ck_assert_int_eq(err.fault, KV_PAYLOAD_TOO_LARGE);
+    err = (struct kv_error){0};
+    ck_assert(!kv_engine_admit(engine, &job, UINT64_MAX, &err));
+    ck_assert_int_eq(err.fault, KV_PAYLOAD_TOO_LARGE);
+    engine_rig_close(engine);
+}
+END_TEST
+
+START_TEST(test_given_up)
+{
+    struct kv_engine *engine = engine_rig_open((struct kv_engine_options){.spin_us = 0});
+    struct engine_rig_request busy = {.engine = engine, .tokens = 5, .seed = 1};
+    struct engine_rig_request late = {.engine = engine, .tokens = 6, .deadline_us = kv_now_us() + 50000};
+    struct engine_rig_request gone = {.engine = engine, .tokens = 7};
+    fake.held = 1;
+    engine_rig_start(&busy);
+    while (fake.batches == 0) sched_yield();
+    engine_rig_start(&late);
+    engine_rig_start(&gone);
+    engine_rig_join(&late);
+    ck_assert_int_eq(late.err.fault, KV_DEADLINE_EXCEEDED);
+    gone.hung_up = 1;
+    engine_rig_join(&gone);
+    ck_assert_int_eq(gone.err.fault, KV_CLIENT_GONE);
+    fake.held = 0;
+    engine_rig_join(&busy);
+    assert_served(&busy);
+    ck_assert_int_eq(fake.rows, 5); /* the other two never reached the device */
+    engine_rig_close(engine);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("server/admission");
+    TCase *cases = tcase_create("admission");
+    tcase_set_timeout(cases, 60);
+    tcase_add_checked_fixture(cases, setup, NULL);
+    tcase_add_test(cases, test_queue_full);
+    tcase_add_test(cases, test_memory_in_turn);
+    tcase_add_test(cases, test_admitted_is_computed);
+    tcase_add_test(cases, test_never_fits);
+    tcase_add_test(cases, test_given_up);
+    suite_add_tcase(suite, cases);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
