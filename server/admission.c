@@ -69,7 +69,9 @@ static bool take_in_turn(struct kv_engine *engine, struct kv_job *job, uint64_t 
     *last = &self;
     engine->waiters++;
     bool taken = false;
-    while (!taken && kv_engine_check_locked(engine, err) && !kv_engine_given_up(engine, job, err)) {
+    /* A drain lets in nobody new, but who stands in line already is served. */
+    while (!taken && (engine->state != KV_ENGINE_LOST || kv_engine_check_locked(engine, err)) &&
+           !kv_engine_given_up(engine, job, err)) {
         taken = engine->first_waiter == &self && take_both(engine, job, body, reply);
         if (!taken) kv_engine_wait(engine, &engine->room, KV_WATCH_US);
     }

@@ -151,6 +151,11 @@ bool kv_checkpoint_finish(struct kv_checkpoint *checkpoint)
     return checkpoint->findings->count == checkpoint->findings_before;
 }
 
+void kv_checkpoint_settle(struct kv_checkpoint *checkpoint)
+{
+    for (int32_t i = 0; i < checkpoint->shards.count; i++) kv_file_close(&checkpoint->shards.shard[i].file);
+}
+
 void kv_checkpoint_describe(const struct kv_checkpoint *checkpoint, struct kv_description *out)
 {
     const struct kv_rope *rope = &checkpoint->config.rope;

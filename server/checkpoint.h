@@ -46,6 +46,9 @@ void kv_checkpoint_describe(const struct kv_checkpoint *checkpoint, struct kv_de
  * the last. */
 const char *kv_checkpoint_note(const struct kv_checkpoint *checkpoint, int32_t index);
 
+/* Closes the files: nothing can be pulled any more, all else stays. */
+void kv_checkpoint_settle(struct kv_checkpoint *checkpoint);
+
 void kv_checkpoint_close(struct kv_checkpoint *checkpoint); /* NULL is fine */
 
 #endif

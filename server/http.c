@@ -186,10 +186,19 @@ static void notify(void *cls, struct MHD_Connection *connection, void **context,
     if (*context) atomic_fetch_add(&http->metrics.connections, 1);
 }
 
+/* At most so many lines a second are the library's: it repeats itself for as long as it is short of
+ * something. */
+enum { LIBRARY_LINES_MAX = 10 };
+
 static void log_library(void *cls, const char *format, va_list arguments)
 {
+    static _Atomic int64_t second;
+    static _Atomic int32_t lines;
     char message[256];
     (void)cls;
+    int64_t now = kv_now_us() / 1000000;
+    if (atomic_exchange(&second, now) != now) atomic_store(&lines, 0);
+    if (atomic_fetch_add(&lines, 1) >= LIBRARY_LINES_MAX) return;
     vsnprintf(message, sizeof message, format, arguments);
     message[strcspn(message, "\r\n")] = '\0';
     kv_log(KV_LOG_INFO, "http: %s", message);

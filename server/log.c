@@ -1,6 +1,8 @@
 /* Lines are built on the stack and written by one write(2), so that lines of several threads never mix. */
 #include "server/log.h"
 
+#include <poll.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -89,12 +91,24 @@ static void end(struct line *line)
 {
     if (log_format == KV_LOG_JSON) line->text[line->bytes++] = '}';
     line->text[line->bytes++] = '\n';
-    size_t written = 0;
-    while (written < line->bytes) {
-        ssize_t n = write(STDERR_FILENO, line->text + written, line->bytes - written);
-        if (n <= 0) return; /* nobody reads the log: the service goes on */
-        written += (size_t)n;
+    /* A log that nobody reads must not stop the service: a line that would block is dropped, and counted. */
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static uint64_t dropped;
+    char note[128];
+    pthread_mutex_lock(&lock);
+    struct pollfd log = {.fd = STDERR_FILENO, .events = POLLOUT};
+    if (poll(&log, 1, 0) == 1 && (log.revents & POLLOUT) != 0) {
+        if (dropped > 0 && log_format == KV_LOG_TEXT) {
+            int bytes =
+                snprintf(note, sizeof note, "(%llu lines before this one were dropped: nobody read them)\n",
+                         (unsigned long long)dropped);
+            if (write(STDERR_FILENO, note, (size_t)bytes) > 0) dropped = 0;
+        }
+        if (write(STDERR_FILENO, line->text, line->bytes) < 0) dropped++;
+    } else {
+        dropped++;
     }
+    pthread_mutex_unlock(&lock);
 }
 
 void kv_log(enum kv_log_level level, const char *format, ...)
@@ -104,6 +118,8 @@ void kv_log(enum kv_log_level level, const char *format, ...)
     va_start(arguments, format);
     vsnprintf(message, sizeof message, format, arguments);
     va_end(arguments);
+    for (char *c = message; *c; c++)
+        if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?'; /* a line is one line, whatever a name holds */
     struct line line = {.bytes = 0};
     begin(&line, level);
     if (log_format == KV_LOG_JSON)

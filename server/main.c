@@ -3,8 +3,18 @@
 #include "server/service.h"
 #include "server/version.h"
 
+#include <fcntl.h>
+
+/* What a parent closed is opened on nothing: else a connection would get the number of the log. */
+static void fill_standard_descriptors(void)
+{
+    for (int fd = 0; fd <= 2; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) < 0) return;
+}
+
 int main(int argc, char **argv)
 {
+    fill_standard_descriptors();
     struct kv_options options;
     struct kv_error err = {0};
     if (!kv_options_parse(&options, argc, argv, &err)) {

@@ -109,7 +109,8 @@ char *kv_metrics_print(const struct kv_metrics_view *view)
     fputs("kvmat_build_info{", to);
     print_label(to, "version", view->version);
     fputc(',', to);
-    print_label(to, "model", view->model);
+    char model[512];
+    print_label(to, "model", kv_text_print(view->model, model, sizeof model));
     fputs("} 1\n", to);
     print_engine(to, view->engine);
     print_requests(to, view);

@@ -13,9 +13,11 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 enum {
     CONNECTIONS_MAX = 512,
+    OTHER_DESCRIPTORS = 128 + 16 * KV_LISTENERS_MAX,
     IDLE_SECONDS = 60,
     UPLOAD_SECONDS = 30,
     REPLY_SECONDS = 30,
@@ -46,6 +48,21 @@ static void name_model(const struct kv_options *options, char to[256])
     free(path);
 }
 
+/* As many connections as there are descriptors for, beside those of listeners, files, a device and the log;
+ * where they are short, a quarter of them. */
+static int32_t connections_that_fit(void)
+{
+    struct rlimit files;
+    if (getrlimit(RLIMIT_NOFILE, &files) != 0) return CONNECTIONS_MAX;
+    if (files.rlim_cur < files.rlim_max) {
+        files.rlim_cur = files.rlim_max;
+        if (setrlimit(RLIMIT_NOFILE, &files) != 0 && getrlimit(RLIMIT_NOFILE, &files) != 0)
+            return CONNECTIONS_MAX;
+    }
+    if (files.rlim_cur >= CONNECTIONS_MAX + OTHER_DESCRIPTORS) return CONNECTIONS_MAX;
+    return files.rlim_cur >= 8 ? (int32_t)(files.rlim_cur / 4) : 2;
+}
+
 static struct kv_limits limits_of(const struct kv_options *options)
 {
     return (struct kv_limits){
@@ -54,7 +71,7 @@ static struct kv_limits limits_of(const struct kv_options *options)
         .pool_bytes = (uint64_t)options->pool_bytes, /* 0: the device says */
         .queue_max = (int32_t)options->max_queue,
         .batch_tokens_max = options->max_batch_tokens,
-        .connections_max = CONNECTIONS_MAX,
+        .connections_max = connections_that_fit(),
         .idle_seconds = IDLE_SECONDS,
         .upload_seconds = UPLOAD_SECONDS,
         .reply_seconds = REPLY_SECONDS,
@@ -199,6 +216,7 @@ static enum kv_exit load(struct service *service)
            service->device.name, (double)service->device.memory_bytes / 1048576.0,
            (double)kv_engine_limits(service->engine)->pool_bytes / 1048576.0);
     log_model(service, &description);
+    kv_checkpoint_settle(service->checkpoint);
     kv_http_describe(service->http, &description);
     kv_engine_open_doors(service->engine);
     kv_log(KV_LOG_INFO, "ready after %.3f s", (double)(kv_now_us() - began_us) / 1e6);
@@ -300,6 +318,10 @@ static enum kv_exit start(struct service *service)
     if (!kv_http_open(&service->http, &with_engine, &err)) return fail_start(&err, KV_EXIT_DEVICE);
     for (int32_t i = 0; i < options->listens; i++)
         kv_log(KV_LOG_INFO, "kvmatd %s listening on %s", kv_version, service->listener[i].url);
+    if (engine_options.limits.connections_max < CONNECTIONS_MAX)
+        kv_log(KV_LOG_WARNING,
+               "only %d connections at once: the limit of open files (ulimit -n) allows no more",
+               engine_options.limits.connections_max);
     return KV_EXIT_OK;
 }
 

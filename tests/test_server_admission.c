@@ -76,18 +76,43 @@ START_TEST(test_admitted_is_computed)
     fake.held = 1;
     for (uint32_t i = 0; i < 4; i++) {
         request[i] = (struct engine_rig_request){.engine = engine, .tokens = i == 0 ? 60 : 100, .seed = i};
-        if (i == 1) request[i].pause_ms = 300; /* admitted, its body on its way, while others join the line */
+        if (i == 1) request[i].pause_ms = 900; /* admitted, its body on its way, while others join the line */
         engine_rig_start(&request[i]);
         if (i == 0)
             while (fake.batches == 0) sched_yield();
         if (i > 1) ck_assert(engine_rig_await_waiting(engine, (int32_t)i - 1));
     }
-    usleep(400000);
+    usleep(1000000);
     fake.held = 0;
     for (int i = 0; i < 4; i++) {
         engine_rig_join(&request[i]);
         assert_served(&request[i]);
     }
+    engine_rig_close(engine);
+}
+END_TEST
+
+/* A drain serves who stands in line, and lets in nobody behind. */
+START_TEST(test_line_is_drained)
+{
+    struct kv_engine *engine = engine_rig_open(
+        (struct kv_engine_options){.limits = {.pool_bytes = engine_rig_request_bytes(100) + 640}});
+    struct engine_rig_request first = {.engine = engine, .tokens = 100, .seed = 1};
+    struct engine_rig_request waits = {.engine = engine, .tokens = 100, .seed = 2};
+    struct engine_rig_request late = {.engine = engine, .tokens = 1, .seed = 3};
+    fake.held = 1;
+    engine_rig_start(&first);
+    while (fake.batches == 0) sched_yield();
+    engine_rig_start(&waits);
+    ck_assert(engine_rig_await_waiting(engine, 2)); /* the first's second span, and the one in line */
+    kv_engine_drain(engine);
+    engine_rig_run(&late);
+    ck_assert_int_eq(late.err.fault, KV_DRAINING);
+    fake.held = 0;
+    engine_rig_join(&first);
+    engine_rig_join(&waits);
+    assert_served(&first);
+    assert_served(&waits);
     engine_rig_close(engine);
 }
 END_TEST
@@ -139,6 +164,7 @@ int main(void)
     tcase_add_test(cases, test_queue_full);
     tcase_add_test(cases, test_memory_in_turn);
     tcase_add_test(cases, test_admitted_is_computed);
+    tcase_add_test(cases, test_line_is_drained);
     tcase_add_test(cases, test_never_fits);
     tcase_add_test(cases, test_given_up);
     suite_add_tcase(suite, cases);

@@ -116,7 +116,7 @@ START_TEST(test_labels)
     const struct kv_metrics_view view = {
         .metrics = &metrics, .engine = &stats, .model = "a\"b\\c\nd", .version = ""};
     char *text = kv_metrics_print(&view);
-    ck_assert(strstr(text, "model=\"a\\\"b\\\\c\\nd\"}"));
+    ck_assert(strstr(text, "model=\"a\\\"b\\\\c?d\"}"));
     free(text);
 }
 END_TEST
