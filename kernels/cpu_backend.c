@@ -140,6 +140,7 @@ static bool alloc(struct kv_backend *backend, size_t bytes, struct kv_mem **out,
         return false;
     }
     kv_region_touch(&mem->region);
+    mem->extent = (struct kv_mem_extent){mem->region.base, mem->region.bytes};
     *out = mem;
     *host = mem->region.base;
     return true;

@@ -1,14 +1,15 @@
 /* The inside of the CPU backend, shared by cpu_backend.c (life, memory, the queue of batches), cpu_batch.c
- * (the stages of a batch), cpu_check.c (what an item may ask for) and cpu_rows.c (inputs). Not for other
+ * (the stages of a batch) and cpu_rows.c (inputs). Not for other
  * rooms: see backend.h. */
 #ifndef KV_KERNELS_CPU_BACKEND_H
 #define KV_KERNELS_CPU_BACKEND_H
 
-#include "kernels/backend.h"
+#include "kernels/backend_list.h"
 #include "kernels/cpu_crew.h"
 #include "kernels/cpu_gemm.h"
 #include "kernels/cpu_host.h"
 #include "kernels/cpu_pack.h"
+#include "kernels/item_check.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -22,6 +23,7 @@ enum {
 };
 
 struct kv_mem {
+    struct kv_mem_extent extent;
     struct kv_region region;
 };
 
@@ -81,8 +83,7 @@ struct kv_backend {
     int32_t queued;
 };
 
-/* The backend, and the same with an instruction set of the caller's choice, for tests. */
-extern const struct kv_backend_ops kv_cpu_ops;
+/* The backend with an instruction set of the caller's choice, for tests. */
 bool kv_cpu_open(struct kv_backend **out, const struct kv_weights *weights,
                  const struct kv_backend_options *options, const struct kv_isa *isa,
                  struct kv_error *err) KV_MUST_CHECK;
@@ -91,10 +92,6 @@ bool kv_cpu_open(struct kv_backend **out, const struct kv_weights *weights,
  * in kv_cpu_batch_done (cpu_backend.c), on a worker. */
 void kv_cpu_batch_start(struct kv_backend *backend, struct kv_batch *batch);
 void kv_cpu_batch_done(struct kv_backend *backend);
-
-/* cpu_check.c: KV_OK, or why this item cannot be computed. Looks at every position and slot. */
-enum kv_fault kv_cpu_check(const struct kv_backend *backend, enum kv_input_kind kind,
-                           const struct kv_item *item);
 
 /* cpu_rows.c: the rows of one tile, rounded to the weights' dtype and packed; also their places and angles.
  */

@@ -168,7 +168,7 @@ static void run_check(void *context, int32_t worker, int64_t unit)
     (void)worker;
     struct kv_backend *backend = context;
     struct kv_item *item = &backend->batch->item[unit];
-    item->fault = kv_cpu_check(backend, backend->kind, item);
+    item->fault = kv_item_check(&backend->geometry, backend->kind, item);
 }
 
 void kv_cpu_batch_start(struct kv_backend *backend, struct kv_batch *batch)

@@ -1,10 +1,17 @@
-/* What an item may ask of the CPU backend: what is built, and what lies inside the memory that it names. A
- * fault is the item's own. Nothing has been written when it is found. */
-#include "kernels/cpu_backend.h"
+/* What an item may ask of a backend whose memory the host can read: what is built, and what lies inside the
+ * memory that it names. A fault is the item's own. Nothing has been written when it is found. */
+#include "kernels/item_check.h"
 
 static bool inside(const struct kv_ref *ref, uint64_t bytes)
 {
-    return ref->mem && ref->offset <= ref->mem->region.bytes && bytes <= ref->mem->region.bytes - ref->offset;
+    if (!ref->mem) return false;
+    uint64_t room = kv_mem_at(ref->mem)->bytes;
+    return ref->offset <= room && bytes <= room - ref->offset;
+}
+
+static const unsigned char *host_of(const struct kv_ref *ref)
+{
+    return (const unsigned char *)kv_mem_at(ref->mem)->host + ref->offset;
 }
 
 /* Do `count` elements of `bytes`, `stride` apart, lie inside? */
@@ -28,7 +35,7 @@ static bool input_inside(const struct kv_geometry *geometry, const struct kv_ite
 static bool positions_valid(const struct kv_geometry *geometry, const struct kv_item *item)
 {
     const struct kv_input *in = &item->in;
-    const unsigned char *from = in->positions.mem->region.base + in->positions.offset;
+    const unsigned char *from = host_of(&in->positions);
     bool valid = true;
     for (int64_t t = 0; t < item->rows; t++) {
         int64_t position;
@@ -52,7 +59,7 @@ static bool slots_valid(const struct kv_item *item)
     if (!out->slots.mem) /* the last slot is the highest */
         return !__builtin_add_overflow(out->slot_first, item->rows - 1, &last) && last < out->slots_max;
     if (!array_inside(&out->slots, item->rows, sizeof(int64_t), sizeof(int64_t))) return false;
-    const unsigned char *from = out->slots.mem->region.base + out->slots.offset;
+    const unsigned char *from = host_of(&out->slots);
     bool valid = true;
     for (int64_t t = 0; t < item->rows; t++) {
         int64_t slot;
@@ -93,10 +100,9 @@ static bool output_inside(const struct kv_geometry *geometry, const struct kv_it
     return true;
 }
 
-enum kv_fault kv_cpu_check(const struct kv_backend *backend, enum kv_input_kind kind,
-                           const struct kv_item *item)
+enum kv_fault kv_item_check(const struct kv_geometry *geometry, enum kv_input_kind kind,
+                            const struct kv_item *item)
 {
-    const struct kv_geometry *geometry = &backend->geometry;
     const struct kv_input *in = &item->in;
     const struct kv_output *out = &item->out;
     if (item->rows == 0) return KV_OK;
