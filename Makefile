@@ -40,13 +40,13 @@ REFERENCE := $(OUT)/tests/reference
 TESTS  := $(patsubst tests/%.c,$(OUT)/tests/%,$(sort $(wildcard tests/test_*.c)))
 
 libs = $(shell $(PKG_CONFIG) --libs $(1))
+comma := ,
 quiet = $(if $(V),,@)
 say   = $(if $(V),,@printf '  %-5s %s\n' $(1) $(2))
 
-.PHONY: all tests check check-built demo demo-built bench bench-built layers format lint docs asan tsan fuzz clean help
+.PHONY: all tests check check-built check-gpu check-gpu-built bench-gpu bench-gpu-built demo demo-built bench bench-built layers format lint docs asan tsan fuzz clean help
 all: $(DAEMON) $(TOOL) $(REFERENCE) ## build kvmatd and kvmat in build/release/ (BUILD=debug, asan or tsan elsewhere)
-	@printf '%s\n' "$(if $(NVCC),CUDA: a toolkit is at $(CUDA)$(comma) but this version has no CUDA backend yet: built for the CPU.,CUDA: no toolkit found: built for the CPU.)"
-comma := ,
+	@printf '%s\n' "$(if $(NVCC),$(if $(CUDA_OBJECTS),CUDA: built with the toolkit at $(CUDA).,CUDA: left out of a $(BUILD) build.),CUDA: no toolkit found: built for the CPU.)"
 
 $(OUT)/%.o: %.c
 	@mkdir -p $(@D)
@@ -54,8 +54,21 @@ $(OUT)/%.o: %.c
 	$(quiet)$(CC) $(BASE) $(CFLAGS) $(CFLAGS_$(firstword $(subst /, ,$<))) $(CFLAGS_$(subst /,_,$(basename $<))) \
 	    -MMD -MP -c $< -o $@
 
+# With a toolkit, host code in C against its libraries, and nvcc for the kernels alone. Sanitizers watch CPU builds.
+CUDA_SOURCES := $(if $(NVCC),$(if $(filter asan tsan,$(BUILD)),,$(sort $(wildcard kernels/cuda_*.c kernels/cuda_*.cu))))
+CUDA_OBJECTS := $(patsubst %,$(OUT)/%.o,$(basename $(CUDA_SOURCES)))
+CUDA_LIBS    := $(if $(CUDA_OBJECTS),-L$(CUDA)/lib64 -Wl$(comma)-rpath$(comma)$(CUDA)/lib64 -lcublasLt -lcudart -lstdc++)
+CUDA_ARCHS   ?= -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90a,code=sm_90a \
+                -gencode=arch=compute_90,code=compute_90
+$(filter $(OUT)/kernels/cuda_%,$(CUDA_OBJECTS)): BASE += -isystem $(CUDA)/include
+$(OUT)/%.o: %.cu
+	@mkdir -p $(@D)
+	$(call say,NVCC,$<)
+	$(quiet)$(NVCC) -std=c++17 -O3 -lineinfo $(CUDA_ARCHS) --Werror all-warnings -I. -MMD -MP -c $< -o $@
+
 # The arithmetic is compiled as if for speed in every mode; asan and tsan keep their checks.
 CFLAGS_kernels := -O3
+CFLAGS_kernels_backend := $(if $(CUDA_OBJECTS),-DKV_WITH_CUDA)
 CFLAGS_kernels_cpu_gemm := -ffp-contract=fast # vectors have no other way to ask for a fused multiply-add
 CFLAGS_server_version := -DKV_VERSION='"$(VERSION)"'
 CFLAGS_client_command := $(CFLAGS_server_version)
@@ -71,7 +84,9 @@ $(1): $$(call objs,$$(filter-out $$(MAINS),$$(call src,$(2))))
 	$$(quiet)rm -f $$@ && $$(AR) rcs $$@ $$^
 endef
 $(eval $(call room,$(PROTOCOL),protocol))
-$(eval $(call room,$(KERNELS),kernels))
+$(KERNELS): $(call objs,$(filter-out kernels/cuda_%,$(call src,kernels))) $(CUDA_OBJECTS)
+	$(call say,AR,$@)
+	$(quiet)rm -f $@ && $(AR) rcs $@ $^
 $(eval $(call room,$(SERVER),server))
 $(eval $(call room,$(CLIENT),client))
 
@@ -79,16 +94,16 @@ define program
 $(1): $(2)
 	@mkdir -p $$(@D)
 	$$(call say,LD,$$@)
-	$$(quiet)$$(CC) $$(BASE) $$(CFLAGS) $$(LDFLAGS) -o $$@ $$^ $$(call libs,$(3)) -lm
+	$$(quiet)$$(CC) $$(BASE) $$(CFLAGS) $$(LDFLAGS) -o $$@ $$^ $$(call libs,$(3)) $(4) -lm
 endef
-$(eval $(call program,$(DAEMON),$(OUT)/server/main.o $(SERVER) $(KERNELS) $(PROTOCOL),$(LIBS_server)))
+$(eval $(call program,$(DAEMON),$(OUT)/server/main.o $(SERVER) $(KERNELS) $(PROTOCOL),$(LIBS_server),$(CUDA_LIBS)))
 $(eval $(call program,$(TOOL),$(OUT)/client/kvmat.o $(CLIENT) $(PROTOCOL),$(LIBS_protocol)))
 # The independent check: float64 from the checkpoint's own values, without kernels/ or server/.
 $(eval $(call program,$(REFERENCE),$(call objs,$(wildcard tests/reference*.c)) $(PROTOCOL),$(LIBS_protocol)))
 
 # What tests share stands beside them, in tests/*.c without a prefix, and is linked where it is used.
 KIT := $(OUT)/libkit.a
-KIT_SOURCES := $(filter-out tests/test_% tests/bench_% tests/fuzz_% tests/reference%,$(wildcard tests/*.c))
+KIT_SOURCES := $(filter-out tests/test_% tests/bench_% tests/fuzz_% tests/gpu_% tests/reference%,$(wildcard tests/*.c))
 $(KIT): $(call objs,$(KIT_SOURCES))
 	$(call say,AR,$@)
 	$(quiet)rm -f $@ && $(AR) rcs $@ $^
@@ -98,11 +113,19 @@ rooms_kernels  := $(KIT) $(KERNELS) $(PROTOCOL)
 rooms_server   := $(KIT) $(SERVER) $(CLIENT) $(KERNELS) $(PROTOCOL)
 rooms_client   := $(CLIENT) $(PROTOCOL)
 room_of = $(word 2,$(subst _, ,$(notdir $(1))))
-$(foreach t,$(TESTS),$(eval $(call program,$(t),$(t).o $(rooms_$(call room_of,$(t))),$(LIBS_server) check)))
+$(foreach t,$(TESTS),$(eval $(call program,$(t),$(t).o $(rooms_$(call room_of,$(t))),$(LIBS_server) check,$(CUDA_LIBS))))
 
 BENCHES := $(patsubst tests/%.c,$(OUT)/tests/%,$(sort $(wildcard tests/bench_*.c)))
 # OpenBLAS is the opponent of one benchmark and of nothing else; it is asked for when a benchmark is linked.
-$(foreach b,$(BENCHES),$(eval $(call program,$(b),$(b).o $(rooms_server),$(LIBS_server) openblas)))
+$(foreach b,$(BENCHES),$(eval $(call program,$(b),$(b).o $(rooms_server),$(LIBS_server) openblas,$(CUDA_LIBS))))
+
+# On a GPU: checks of the CUDA backend against the CPU backend, and its benchmarks. Built everywhere, run where there is one.
+GPU_CHECKS := $(patsubst tests/%.c,$(OUT)/tests/%,$(filter-out tests/gpu_bench%,$(sort $(wildcard tests/gpu_*.c))))
+$(foreach t,$(GPU_CHECKS),$(eval $(call program,$(t),$(t).o $(rooms_server),$(LIBS_server) check,$(CUDA_LIBS))))
+GPU_BENCHES := $(if $(CUDA_OBJECTS),$(OUT)/tests/gpu_bench $(OUT)/tests/gpu_bench_echo)
+$(OUT)/tests/gpu_bench.o: BASE += -isystem $(CUDA)/include
+$(eval $(call program,$(OUT)/tests/gpu_bench,$(OUT)/tests/gpu_bench.o $(rooms_kernels),$(LIBS_protocol),$(CUDA_LIBS)))
+$(eval $(call program,$(OUT)/tests/gpu_bench_echo,$(OUT)/tests/gpu_bench_echo.o,$(LIBS_protocol)))
 
 -include $(shell find $(OUT) -name '*.d' 2>/dev/null)
 
@@ -118,6 +141,12 @@ check: layers ## install what is missing, build, run every test
 check-built: tests
 	$(quiet)tests/run.sh $(OUT)
 
+check-gpu: ## the CUDA backend against the CPU backend, and under compute-sanitizer; says skip without a GPU
+	$(quiet)tests/packages.sh check
+	$(quiet)$(AGAIN) check-gpu-built
+check-gpu-built: all $(GPU_CHECKS)
+	$(quiet)tests/gpu_check.sh $(OUT)
+
 demo: ## install what is missing, build, serve a checkpoint and verify one answer
 	$(quiet)tests/packages.sh demo
 	$(quiet)$(AGAIN) demo-built
@@ -129,6 +158,12 @@ bench: ## measure: the CPU stage, HTTP and loading, each beside its opponent
 	$(quiet)$(AGAIN) bench-built
 bench-built: all $(BENCHES)
 	$(quiet)tests/bench.sh $(OUT)
+
+bench-gpu: ## measure on a GPU: the stage, cuBLASLt, PyTorch, the served path; says skip without one
+	$(quiet)tests/packages.sh check
+	$(quiet)$(AGAIN) bench-gpu-built
+bench-gpu-built: all $(GPU_BENCHES)
+	$(quiet)tests/gpu_bench.sh $(OUT)
 
 asan: ## every test under AddressSanitizer and UndefinedBehaviorSanitizer
 	$(quiet)tests/packages.sh check

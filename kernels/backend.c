@@ -2,11 +2,17 @@
  * exist. */
 #include "kernels/backend.h"
 
-#include "kernels/cpu_backend.h"
+#include "kernels/backend_list.h"
 
 #include <string.h>
 
-static const struct kv_backend_ops *const backends[] = {&kv_cpu_ops, NULL};
+static const struct kv_backend_ops *const backends[] = {
+#ifdef KV_WITH_CUDA
+    &kv_cuda_ops,
+#endif
+    &kv_cpu_ops,
+    NULL,
+};
 
 const struct kv_backend_ops *const *kv_backends(void)
 {
