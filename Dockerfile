@@ -31,8 +31,8 @@ STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --retries=3 CMD ["/usr/local/bin/kvmat", "ready"]
 ENTRYPOINT ["/usr/local/bin/kvmatd"]
 
-# This version has no CUDA backend: the daemon of this target serves on the CPU, and its log and /v1/model say so.
-# The target is here so that images and pipelines need no change when the backend comes in.
+# With the CUDA backend. Where the container is given no GPU, the daemon serves on the CPU, and its log and /v1/model say
+# so; KVMAT_DEVICE=cuda makes that an error.
 FROM nvidia/cuda:13.0.0-devel-ubuntu24.04 AS build-cuda
 ARG VERSION
 WORKDIR /src
