@@ -137,7 +137,7 @@ void engine_rig_run(struct engine_rig_request *request)
     request->ok = request->right = false;
     if (!kv_engine_admit(request->engine, &job, bytes, &request->err)) return;
     size_t filled = 0;
-    nanosleep(&(struct timespec){.tv_nsec = request->pause_ms * 1000000L}, NULL);
+    while (request->hold) nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     engine_rig_fill(request, job.body, &filled);
     if (kv_request_decode(&job.request, job.body, bytes, &engine_rig_geometry, &limits, &request->err)) {
         request->ok = kv_engine_run(&job, &request->err);

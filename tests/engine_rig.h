@@ -18,7 +18,7 @@ struct engine_rig_request {
     int64_t tokens;
     uint32_t seed;
     int64_t deadline_us;
-    int32_t pause_ms;        /* between admission and the body being in */
+    _Atomic int32_t hold;    /* while set, the body does not come in after admission */
     _Atomic int32_t hung_up; /* what gone() says */
     struct kv_error err;     /* of the step that failed */
     bool ok, right;          /* answered; and with the right bits */

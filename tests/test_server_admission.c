@@ -67,6 +67,16 @@ START_TEST(test_memory_in_turn)
 }
 END_TEST
 
+static void await_jobs(struct kv_engine *engine, int32_t jobs)
+{
+    struct kv_engine_stats stats = {.jobs = 0};
+    for (int i = 0; i < 20000 && stats.jobs != jobs; i++) {
+        usleep(500);
+        kv_engine_stats(engine, &stats);
+    }
+    ck_assert_int_eq(stats.jobs, jobs);
+}
+
 /* Who holds memory is computed, however many wait for it behind. */
 START_TEST(test_admitted_is_computed)
 {
@@ -76,13 +86,17 @@ START_TEST(test_admitted_is_computed)
     fake.held = 1;
     for (uint32_t i = 0; i < 4; i++) {
         request[i] = (struct engine_rig_request){.engine = engine, .tokens = i == 0 ? 60 : 100, .seed = i};
-        if (i == 1) request[i].pause_ms = 900; /* admitted, its body on its way, while others join the line */
+        if (i == 1) request[i].hold = 1; /* admitted, its body on its way, while others join the line */
         engine_rig_start(&request[i]);
         if (i == 0)
             while (fake.batches == 0) sched_yield();
-        if (i > 1) ck_assert(engine_rig_await_waiting(engine, (int32_t)i - 1));
+        else if (i == 1)
+            await_jobs(engine, 2);
+        else
+            ck_assert(engine_rig_await_waiting(engine, (int32_t)i - 1));
     }
-    usleep(1000000);
+    request[1].hold = 0;
+    ck_assert(engine_rig_await_waiting(engine, 3)); /* in the queue, more than may stand in line */
     fake.held = 0;
     for (int i = 0; i < 4; i++) {
         engine_rig_join(&request[i]);
