@@ -306,16 +306,14 @@ static enum kv_exit start(struct service *service)
             return fail_start(&err, KV_EXIT_ADDRESS);
     const struct kv_engine_options engine_options = {limits_of(options), options->batch_delay_us,
                                                      options->spin_us};
-    const struct kv_http_options http_options = {NULL, service->listener, options->listens, service->name,
-                                                 kv_version};
     service->engine = kv_engine_open(&engine_options);
     if (!service->engine) {
         kv_fail(&err, KV_INTERNAL, "no memory for the engine");
         return fail_start(&err, KV_EXIT_DEVICE);
     }
-    struct kv_http_options with_engine = http_options;
-    with_engine.engine = service->engine;
-    if (!kv_http_open(&service->http, &with_engine, &err)) return fail_start(&err, KV_EXIT_DEVICE);
+    const struct kv_http_options http_options = {service->engine, service->listener, options->listens,
+                                                 service->name, kv_version};
+    if (!kv_http_open(&service->http, &http_options, &err)) return fail_start(&err, KV_EXIT_DEVICE);
     for (int32_t i = 0; i < options->listens; i++)
         kv_log(KV_LOG_INFO, "kvmatd %s listening on %s", kv_version, service->listener[i].url);
     if (engine_options.limits.connections_max < CONNECTIONS_MAX)
