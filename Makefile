@@ -64,7 +64,7 @@ $(filter $(OUT)/kernels/cuda_%,$(CUDA_OBJECTS)): BASE += -isystem $(CUDA)/includ
 $(OUT)/%.o: %.cu
 	@mkdir -p $(@D)
 	$(call say,NVCC,$<)
-	$(quiet)$(NVCC) -std=c++17 -O3 -lineinfo $(CUDA_ARCHS) --Werror all-warnings -I. -MMD -MP -c $< -o $@
+	$(quiet)$(NVCC) -std=c++17 -O3 -lineinfo -Xfatbin -compress-all $(CUDA_ARCHS) --Werror all-warnings -I. -MMD -MP -c $< -o $@
 
 # The arithmetic is compiled as if for speed in every mode; asan and tsan keep their checks.
 CFLAGS_kernels := -O3
@@ -120,11 +120,11 @@ BENCHES := $(patsubst tests/%.c,$(OUT)/tests/%,$(sort $(wildcard tests/bench_*.c
 $(foreach b,$(BENCHES),$(eval $(call program,$(b),$(b).o $(rooms_server),$(LIBS_server) openblas,$(CUDA_LIBS))))
 
 # On a GPU: checks of the CUDA backend against the CPU backend, and its benchmarks. Built everywhere, run where there is one.
-GPU_CHECKS := $(patsubst tests/%.c,$(OUT)/tests/%,$(filter-out tests/gpu_bench%,$(sort $(wildcard tests/gpu_*.c))))
+GPU_CHECKS := $(patsubst tests/%.c,$(OUT)/tests/%,$(filter-out tests/gpu_bench% $(if $(CUDA_OBJECTS),,tests/gpu_kernels%),$(sort $(wildcard tests/gpu_*.c))))
 $(foreach t,$(GPU_CHECKS),$(eval $(call program,$(t),$(t).o $(rooms_server),$(LIBS_server) check,$(CUDA_LIBS))))
 GPU_BENCHES := $(if $(CUDA_OBJECTS),$(OUT)/tests/gpu_bench $(OUT)/tests/gpu_bench_echo)
-$(OUT)/tests/gpu_bench.o: BASE += -isystem $(CUDA)/include
-$(eval $(call program,$(OUT)/tests/gpu_bench,$(OUT)/tests/gpu_bench.o $(rooms_kernels),$(LIBS_protocol),$(CUDA_LIBS)))
+$(OUT)/tests/gpu_bench.o $(OUT)/tests/gpu_kernels.o: BASE += -isystem $(CUDA)/include
+$(eval $(call program,$(OUT)/tests/gpu_bench,$(OUT)/tests/gpu_bench.o $(OUT)/tests/gpu_bench_ceiling.o $(rooms_kernels),$(LIBS_protocol),$(CUDA_LIBS)))
 $(eval $(call program,$(OUT)/tests/gpu_bench_echo,$(OUT)/tests/gpu_bench_echo.o,$(LIBS_protocol)))
 
 -include $(shell find $(OUT) -name '*.d' 2>/dev/null)

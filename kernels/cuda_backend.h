@@ -19,7 +19,7 @@ enum {
     KV_CUDA_RAW_BYTES = 32 * 1024 * 1024, /* inputs of another dtype go through so much at a time */
     KV_CUDA_WORKSPACE_BYTES = 32 * 1024 * 1024,
     KV_CUDA_BUCKETS_MAX = 24,
-    KV_CUDA_CANDIDATES = 8
+    KV_CUDA_CANDIDATES = 32
 };
 
 struct kv_mem {

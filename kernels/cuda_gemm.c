@@ -4,9 +4,15 @@
  * sums depends on the shape. */
 #include "kernels/cuda_backend.h"
 
-#include <string.h>
+#include <math.h>
 
-enum { REPEATS = 5, WINDOWS = 64 };
+enum {
+    SAMPLES = 5,
+    SAMPLE_US = 400, /* so long that the ticks of the device's clock do not matter */
+    SAMPLE_LAUNCHES = 16,
+    WINDOWS = 64,
+    PROBED = 4 * 1000 * 1000
+};
 
 struct layouts {
     cublasLtMatrixLayoutOpaque_t w, x, out;
@@ -72,7 +78,7 @@ static int32_t candidates_for(const struct kv_backend *backend, const struct kv_
                               cublasLtMatmulAlgo_t *out /* [KV_CUDA_CANDIDATES] */)
 {
     cublasLtMatmulPreferenceOpaque_t preference;
-    cublasLtMatmulHeuristicResult_t found[4 * KV_CUDA_CANDIDATES];
+    cublasLtMatmulHeuristicResult_t found[2 * KV_CUDA_CANDIDATES];
     struct layouts layouts;
     uint64_t workspace_bytes = KV_CUDA_WORKSPACE_BYTES;
     uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_NONE;
@@ -85,7 +91,7 @@ static int32_t candidates_for(const struct kv_backend *backend, const struct kv_
         cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
                                              &schemes, sizeof schemes) != CUBLAS_STATUS_SUCCESS ||
         cublasLtMatmulAlgoGetHeuristic(backend->blas, gemm->operation, &layouts.w, &layouts.x, &layouts.out,
-                                       &layouts.out, &preference, 4 * KV_CUDA_CANDIDATES, found,
+                                       &layouts.out, &preference, 2 * KV_CUDA_CANDIDATES, found,
                                        &count) != CUBLAS_STATUS_SUCCESS)
         return 0;
     int32_t kept = 0;
@@ -112,15 +118,17 @@ struct probe {
 };
 
 /* Does the algorithm give the reference's bits for so many rows? Two orders of sums differ only where they
- * round to different 16 bits, once in some thousands: so many windows of the reference's rows are computed
- * again. */
+ * round to different 16 bits, once in some thousands: so windows of the reference's rows are computed again,
+ * as many as it takes to see PROBED elements. */
 static bool agrees(struct kv_backend *backend, const struct kv_cuda_gemm *gemm, struct probe *probe,
                    int64_t rows, const cublasLtMatmulAlgo_t *algorithm)
 {
     int32_t element_bytes = gemm->out_type == CUDA_R_32F ? 4 : 2;
+    int64_t elements = rows * gemm->batch * gemm->outputs, windows = (PROBED + elements - 1) / elements;
     bool ran = true;
+    if (windows > WINDOWS) windows = WINDOWS;
     *probe->differing = 0;
-    for (int64_t window = 0; ran && window < WINDOWS && (window + 1) * rows <= probe->rows_max; window++) {
+    for (int64_t window = 0; ran && window < windows && (window + 1) * rows <= probe->rows_max; window++) {
         const char *x = (const char *)probe->x + (size_t)(window * rows * gemm->depth) * 2;
         const char *expected =
             (const char *)probe->expected + (size_t)(window * rows * gemm->out_pitch) * (size_t)element_bytes;
@@ -132,46 +140,79 @@ static bool agrees(struct kv_backend *backend, const struct kv_cuda_gemm *gemm, 
     return ran && *probe->differing == 0;
 }
 
-/* Microseconds, the least of a few; infinity when it does not run. */
+/* Microseconds of one launch, the median of a few samples of `launches`; infinity when it does not run. */
 static float time_of(struct kv_backend *backend, const struct kv_cuda_gemm *gemm, struct probe *probe,
-                     int64_t rows, const cublasLtMatmulAlgo_t *algorithm)
+                     int64_t rows, const cublasLtMatmulAlgo_t *algorithm, int32_t launches)
 {
-    float best = 1e30f;
-    for (int i = 0; i < REPEATS; i++) {
+    float sorted[SAMPLES];
+    for (int32_t sample = 0; sample < SAMPLES; sample++) {
         float ms = 0;
-        if (cudaEventRecord(probe->begin, probe->slot->stream) != cudaSuccess ||
-            multiply(backend, gemm, probe->slot, probe->x, probe->got, rows, algorithm) !=
-                CUBLAS_STATUS_SUCCESS ||
-            cudaEventRecord(probe->end, probe->slot->stream) != cudaSuccess ||
+        bool ran = cudaEventRecord(probe->begin, probe->slot->stream) == cudaSuccess;
+        for (int32_t i = 0; i < launches && ran; i++)
+            ran = multiply(backend, gemm, probe->slot, probe->x, probe->got, rows, algorithm) ==
+                  CUBLAS_STATUS_SUCCESS;
+        if (!ran || cudaEventRecord(probe->end, probe->slot->stream) != cudaSuccess ||
             cudaEventSynchronize(probe->end) != cudaSuccess ||
             cudaEventElapsedTime(&ms, probe->begin, probe->end) != cudaSuccess)
-            return 1e30f;
-        if (ms * 1e3f < best) best = ms * 1e3f;
+            return INFINITY;
+        int32_t at = sample;
+        while (at > 0 && sorted[at - 1] > ms) {
+            sorted[at] = sorted[at - 1];
+            at--;
+        }
+        sorted[at] = ms;
     }
-    return best;
+    return sorted[SAMPLES / 2] * 1e3f / (float)launches;
+}
+
+struct timed {
+    float us;
+    cublasLtMatmulAlgo_t algorithm;
+};
+
+/* Orders by a first look at the time; what does not run comes last. */
+static void order_by_time(struct kv_backend *backend, const struct kv_cuda_gemm *gemm, struct probe *probe,
+                          int64_t rows, struct timed *timed, int32_t count)
+{
+    for (int32_t i = 0; i < count; i++) {
+        struct timed one = timed[i];
+        one.us = time_of(backend, gemm, probe, rows, &one.algorithm, 1);
+        int32_t at = i;
+        while (at > 0 && timed[at - 1].us > one.us) {
+            timed[at] = timed[at - 1];
+            at--;
+        }
+        timed[at] = one;
+    }
 }
 
 /* The fastest eligible algorithm for up to `rows` rows and more than half as many; without tuning the first
- * eligible. */
+ * eligible. Only those near the fastest are looked at twice. */
 static void fill_bucket(struct kv_backend *backend, struct kv_cuda_gemm *gemm, struct probe *probe,
                         int64_t rows, bool tune)
 {
-    cublasLtMatmulAlgo_t candidate[KV_CUDA_CANDIDATES];
-    int32_t count = candidates_for(backend, gemm, rows, candidate), chosen = -1;
-    float best = 1e30f;
-    for (int32_t i = 0; i < count; i++) {
-        if (!agrees(backend, gemm, probe, rows, &candidate[i]) ||
-            !agrees(backend, gemm, probe, rows / 2 + 1, &candidate[i]))
+    struct timed timed[KV_CUDA_CANDIDATES];
+    cublasLtMatmulAlgo_t candidate[KV_CUDA_CANDIDATES], chosen = gemm->bucket[0].algorithm;
+    int32_t count = candidates_for(backend, gemm, rows, candidate);
+    for (int32_t i = 0; i < count; i++) timed[i] = (struct timed){0, candidate[i]};
+    if (tune) order_by_time(backend, gemm, probe, rows, timed, count);
+    float best = INFINITY;
+    for (int32_t i = 0; i < count && timed[i].us < 1.1f * best; i++) {
+        const cublasLtMatmulAlgo_t *algorithm = &timed[i].algorithm;
+        if (!agrees(backend, gemm, probe, rows, algorithm) ||
+            !agrees(backend, gemm, probe, rows / 2 + 1, algorithm))
             continue;
-        float us = tune ? time_of(backend, gemm, probe, rows, &candidate[i]) : 0;
+        float launches = (float)SAMPLE_US / timed[i].us;
+        launches = launches < 1 ? 1 : launches > SAMPLE_LAUNCHES ? SAMPLE_LAUNCHES : launches;
+        float us = tune ? time_of(backend, gemm, probe, rows, algorithm, (int32_t)launches) : 0;
         if (us >= best) continue;
         best = us;
-        chosen = i;
+        chosen = *algorithm;
         if (!tune) break;
     }
     int32_t at = gemm->buckets++;
     gemm->bucket[at].rows_max = rows;
-    gemm->bucket[at].algorithm = chosen >= 0 ? candidate[chosen] : gemm->bucket[0].algorithm;
+    gemm->bucket[at].algorithm = chosen;
 }
 
 /* The reference must run for every number of rows: it is the heuristic's first for a middling one that also
