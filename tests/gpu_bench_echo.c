@@ -1,7 +1,7 @@
 /* The bare opponent of the served path: reads as many bytes as a request has, writes as many as the reply
  * has, for ever; nothing is parsed but the length of a connection's first request. gpu_bench_echo MODEL
- * REPLY: two files, each a whole HTTP reply: to GET, and to everything else. Says its port on standard
- * output; ends with standard input. */
+ * REPLY SOCKET: two files, each a whole HTTP reply: to GET, and to everything else; and where to make a unix
+ * socket. Says its TCP port on standard output; ends with standard input. */
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 struct bytes {
@@ -103,29 +104,47 @@ static void *watch(void *of)
     exit(0);
 }
 
-int main(int argc, char **argv)
+static void *accept_all(void *of)
 {
-    struct sockaddr_in in = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
-    socklen_t bytes = sizeof in;
-    pthread_t thread;
-    if (argc != 3) {
-        fputs("usage: gpu_bench_echo MODEL REPLY\n", stderr);
-        return 2;
-    }
-    model = read_file(argv[1]);
-    reply = read_file(argv[2]);
-    int listener = socket(AF_INET, SOCK_STREAM, 0);
-    must(listener >= 0 && bind(listener, (struct sockaddr *)&in, bytes) == 0 && listen(listener, 256) == 0,
-         "listen");
-    must(getsockname(listener, (struct sockaddr *)&in, &bytes) == 0, "getsockname");
-    printf("%d\n", ntohs(in.sin_port));
-    fflush(stdout);
-    must(pthread_create(&thread, NULL, watch, NULL) == 0, "pthread_create");
+    int listener = (int)(intptr_t)of;
     for (;;) {
+        pthread_t thread;
         int fd = accept(listener, NULL, NULL);
         if (fd < 0 && errno == EINTR) continue;
         must(fd >= 0, "accept");
         must(pthread_create(&thread, NULL, serve, (void *)(intptr_t)fd) == 0, "pthread_create");
         pthread_detach(thread);
     }
+    return NULL;
+}
+
+static int listen_at(const void *address, socklen_t bytes)
+{
+    const struct sockaddr *at = address;
+    int listener = socket(at->sa_family, SOCK_STREAM, 0);
+    must(listener >= 0 && bind(listener, at, bytes) == 0 && listen(listener, 256) == 0, "listen");
+    return listener;
+}
+
+int main(int argc, char **argv)
+{
+    struct sockaddr_in in = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    struct sockaddr_un un = {.sun_family = AF_UNIX};
+    socklen_t bytes = sizeof in;
+    pthread_t thread;
+    if (argc != 4 || strlen(argv[3]) >= sizeof un.sun_path) {
+        fputs("usage: gpu_bench_echo MODEL REPLY SOCKET\n", stderr);
+        return 2;
+    }
+    model = read_file(argv[1]);
+    reply = read_file(argv[2]);
+    memcpy(un.sun_path, argv[3], strlen(argv[3]));
+    int over_tcp = listen_at(&in, sizeof in), over_unix = listen_at(&un, sizeof un);
+    must(getsockname(over_tcp, (struct sockaddr *)&in, &bytes) == 0, "getsockname");
+    printf("%d\n", ntohs(in.sin_port));
+    fflush(stdout);
+    must(pthread_create(&thread, NULL, watch, NULL) == 0, "pthread_create");
+    must(pthread_create(&thread, NULL, accept_all, (void *)(intptr_t)over_unix) == 0, "pthread_create");
+    accept_all((void *)(intptr_t)over_tcp);
+    return 0;
 }

@@ -3,6 +3,7 @@
 #ifndef KV_TESTS_GPU_BENCH_GEMM_H
 #define KV_TESTS_GPU_BENCH_GEMM_H
 
+#include "tests/gpu_bench_ceiling.h"
 #include "tests/gpu_bench_time.h"
 
 #include <stdint.h>
@@ -151,17 +152,48 @@ static int choose(struct timer *timer, const struct product *product, struct set
 enum { CEILING_SIDE = 8192, CEILING_COPY = 1 << 30 };
 
 struct ceilings {
-    double bytes_per_us, flops_per_us;
+    double copy_bytes_per_us, read_bytes_per_us, flops_per_us;
 };
 
-static void launch_copy(const void *of, int copy, cudaStream_t stream)
+struct mover {
+    void *from, *to;
+    size_t bytes;
+    int blocks;
+    bool copy;
+};
+
+static void launch_mover(const void *of, int copy, cudaStream_t stream)
 {
-    void *const *at = of;
+    const struct mover *mover = of;
     (void)copy;
-    CUDA(cudaMemcpyAsync(at[1], at[0], CEILING_COPY, cudaMemcpyDeviceToDevice, stream));
+    CUDA(bench_move(mover->from, mover->to, mover->bytes, mover->blocks, mover->copy, stream));
 }
 
-/* What the card does at best in this mode: a copy, read and written bytes counted, and a large square
+/* Copying and reading CEILING_COPY bytes, each with the best of a few numbers of blocks. */
+static void measure_memory(struct timer *timer, enum mode mode, void *const memory[2],
+                           struct ceilings *ceilings)
+{
+    enum { TRIES = 3 };
+    struct mover movers[2 * TRIES];
+    struct candidate candidates[2 * TRIES] = {0};
+    struct cudaDeviceProp device;
+    int number = 0;
+    CUDA(cudaGetDevice(&number));
+    CUDA(cudaGetDeviceProperties(&device, number));
+    for (int i = 0; i < 2 * TRIES; i++) {
+        movers[i] = (struct mover){memory[0], memory[1], CEILING_COPY,
+                                   device.multiProcessorCount << (1 + i / 2), i % 2 == 0};
+        candidates[i] = (struct candidate){.name = "memory", .launch = launch_mover, .of = &movers[i]};
+    }
+    measure(timer, candidates, 2 * TRIES, mode, 400, 0, 200);
+    for (int i = 2; i < 2 * TRIES; i++)
+        if (candidates[i].median_us < candidates[i % 2].median_us)
+            candidates[i % 2].median_us = candidates[i].median_us;
+    ceilings->copy_bytes_per_us = 2.0 * CEILING_COPY / candidates[0].median_us;
+    ceilings->read_bytes_per_us = (double)CEILING_COPY / candidates[1].median_us;
+}
+
+/* What the card does at best in this mode: a copy, read and written bytes counted, a read, and a large square
  * product. `data` [data_bytes] is random. */
 static struct ceilings measure_ceilings(struct timer *timer, cublasLtHandle_t blas, void *workspace,
                                         enum mode mode, const void *data, size_t data_bytes, double settle_ms)
@@ -181,7 +213,8 @@ static struct ceilings measure_ceilings(struct timer *timer, cublasLtHandle_t bl
     product.out[0] = memory[1];
     struct setup setup;
     setup_open(&setup, &product, SINGLE_TN);
-    struct candidate of_plan[CANDIDATES_MAX] = {0}, of_copy = {"copy", launch_copy, memory, NULL, {0}, 0};
+    struct candidate of_plan[CANDIDATES_MAX] = {0};
+    struct ceilings ceilings;
     struct plan plans[4] = {0};
     int copies = timer->copies, count = 0;
     timer->copies = 1;
@@ -196,11 +229,12 @@ static struct ceilings measure_ceilings(struct timer *timer, cublasLtHandle_t bl
     measure(timer, of_plan, count, mode, 1400, settle_ms, 100);
     for (int i = 1; i < count; i++)
         if (of_plan[i].median_us < of_plan[0].median_us) of_plan[0].median_us = of_plan[i].median_us;
-    measure(timer, &of_copy, 1, mode, 500, 0, 100);
+    ceilings.flops_per_us = flops / of_plan[0].median_us;
+    measure_memory(timer, mode, memory, &ceilings);
     timer->copies = copies;
     setup_close(&setup);
     for (int i = 0; i < 2; i++) CUDA(cudaFree(memory[i]));
-    return (struct ceilings){2.0 * CEILING_COPY / of_copy.median_us, flops / of_plan[0].median_us};
+    return ceilings;
 }
 
 #endif

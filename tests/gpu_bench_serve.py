@@ -1,6 +1,6 @@
 """The served path on loopback, in one interleaved run: kvmatd over TCP and over a unix socket, the service a
-Python user would write, and a bare socket echo of the same bytes. The client is `kvmat bench` for all of
-them. Before anything is timed, the two services' answers are compared."""
+Python user would write, and a bare echo of the same bytes over both kinds of socket. The client is
+`kvmat bench` for all of them. Before anything is timed, the two services' answers are compared."""
 
 import argparse
 import contextlib
@@ -18,7 +18,8 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 HEAD = "date commit gpu driver shape T mode what us gemm_first_us gemm_best_us floor_us ratio".split()
 ROUNDS, MANY, MANY_TOKENS_MAX, START_S, CALL_S = 3, 64, 512, 90, 60
-TARGETS = ("kvmatd_tcp", "kvmatd_unix", "aiohttp", "echo")
+TARGETS = ("kvmatd_tcp", "kvmatd_unix", "aiohttp", "echo_tcp", "echo_unix")
+BARE = {"kvmatd_unix": "echo_unix", "echo_unix": "echo_unix"}  # the rest is beside echo_tcp
 
 
 def run_length(tokens, connections):
@@ -113,10 +114,13 @@ def start_echo(processes, options, scratch, model_reply, reply):
     (scratch / "echo.model").write_bytes(model_reply)
     (scratch / "echo.reply").write_bytes(reply)
     said = scratch / "echo.said"
-    arguments = [options.build / "tests" / "gpu_bench_echo", scratch / "echo.model", scratch / "echo.reply"]
+    place = scratch / "echo.sock"
+    place.unlink(missing_ok=True)
+    echo = options.build / "tests" / "gpu_bench_echo"
+    arguments = [echo, scratch / "echo.model", scratch / "echo.reply", place]
     with said.open("w") as file:
         process = processes.start(arguments, stdout=file)
-    return f"http://127.0.0.1:{wait_for_line(said, process, str.strip)}"
+    return f"http://127.0.0.1:{wait_for_line(said, process, str.strip)}", f"unix:{place}"
 
 
 def exchange(url, head, body=b""):
@@ -188,7 +192,7 @@ def print_rows(tokens, connections, results):
     for target, of in results.items():
         p50, p99, rate = of["latency_ms_p50"], of["latency_ms_p99"], of["requests_per_s"]
         bodies = of["request_gb_per_s"] + of["reply_gb_per_s"]
-        over = (p50 - results["echo"]["latency_ms_p50"]) * 1e3
+        over = (p50 - results[BARE.get(target, "echo_tcp")]["latency_ms_p50"]) * 1e3
         better = (results["aiohttp"]["latency_ms_p50"] / p50, rate / results["aiohttp"]["requests_per_s"])
         print(
             f"{tokens:6d} {connections:5d} {target:12s} {p50:9.3f} {p99:9.3f} {rate:10.1f} {bodies:8.2f}"
@@ -213,8 +217,8 @@ def append_csv(path, tokens, connections, results):
             out.writerow(HEAD)
         first = [datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")]
         first += [os.environ.get(f"KVMAT_{name}", "unknown") for name in ("COMMIT", "GPU", "DRIVER")]
-        bare = times(results["echo"])
         for target, of in results.items():
+            bare = times(results[BARE.get(target, "echo_tcp")])
             for mode, us in times(of).items():
                 row = ["L5_H4096", tokens, mode, target, f"{us:.2f}", "", "", "", f"{us / bare[mode]:.3f}"]
                 out.writerow(first + row)
@@ -238,7 +242,7 @@ def serve_and_measure(options, processes, scratch):
     for tokens in options.sizes:
         reply = compare(options, scratch, model, urls, tokens)
         with Processes() as echo:
-            urls["echo"] = start_echo(echo, options, scratch, model_reply, reply)
+            urls["echo_tcp"], urls["echo_unix"] = start_echo(echo, options, scratch, model_reply, reply)
             for connections in (1, MANY) if tokens <= MANY_TOKENS_MAX else (1,):
                 if time.monotonic() > until:
                     print(f"{tokens:6d} {connections:5d} left out: the time is over")
@@ -254,7 +258,7 @@ def main():
     parser.add_argument("--csv")
     parser.add_argument("--device", default="cuda", help="of both services; cpu is for trying this out")
     parser.add_argument("--sglang", metavar="PATH", help="let the Python service use the helper of an SGLang")
-    parser.add_argument("--seconds", type=float, default=115, help="no measurement begins later")
+    parser.add_argument("--seconds", type=float, default=140, help="no measurement begins later")
     parser.add_argument(
         "--sizes", type=lambda text: [int(part) for part in text.split(",")], default=[16, 512, 8192]
     )
