@@ -106,6 +106,7 @@ struct kv_backend_description {
     int64_t span_rows;     /* a request is cut into spans of at most this many rows */
     int32_t batches_max;   /* that may be in flight at once, at least 1 */
     uint64_t pool_bytes;   /* a good size for the pool where the operator names none */
+    int64_t spin_us;       /* so long after submit, asking for a batch's end beats sleeping until it */
 };
 
 /* Memory made elsewhere, to be mapped: a file descriptor of shared memory, or a peer's 64-byte GPU handle. */

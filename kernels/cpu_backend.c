@@ -122,7 +122,8 @@ static void describe(const struct kv_backend *backend, struct kv_backend_descrip
                                                backend->resident.region.bytes + backend->scratch.bytes,
                                            .span_rows = backend->pass_rows,
                                            .batches_max = KV_CPU_BATCHES_MAX,
-                                           .pool_bytes = 256u << 20};
+                                           .pool_bytes = 256u << 20,
+                                           .spin_us = 50};
     snprintf(out->name, sizeof out->name, "%s (%s, %d threads)", kv_host_name(model, sizeof model),
              backend->isa->name, (int)backend->threads);
 }

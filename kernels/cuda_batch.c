@@ -3,13 +3,10 @@
  * reply does. */
 #include "kernels/cuda_backend.h"
 
-#include <sched.h>
 #include <string.h>
 #include <time.h>
 
-/* A blocking wait was seen to end 50 us late: no more than a twentieth of what is left to it. Up to there the
- * event is asked, and soon others may run between two questions. */
-enum { SPIN_US = 1000, GREEDY_US = 50 };
+enum { NAP_US = 50 };
 
 static int64_t now_us(void)
 {
@@ -277,20 +274,16 @@ enum kv_wait kv_cuda_wait(struct kv_backend *backend, struct kv_batch *batch, in
                           struct kv_error *err)
 {
     struct kv_cuda_slot *slot = batch->inflight;
-    int64_t began_us = now_us(), waited_us = 0;
+    int64_t until_us = now_us() + timeout_us;
     cudaError_t status = cudaSetDevice(backend->device);
-    while (status == cudaSuccess && (status = cudaEventQuery(slot->done)) == cudaErrorNotReady) {
-        waited_us = now_us() - began_us;
-        if (timeout_us >= 0 && waited_us >= timeout_us) return KV_WAIT_PENDING;
+    if (status == cudaSuccess && timeout_us < 0) status = cudaEventSynchronize(slot->done);
+    while (status == cudaSuccess && timeout_us >= 0) {
+        status = cudaEventQuery(slot->done);
+        if (status != cudaErrorNotReady) break;
+        int64_t left_us = until_us - now_us();
+        if (left_us <= 0) return KV_WAIT_PENDING;
+        nanosleep(&(struct timespec){.tv_nsec = (left_us < NAP_US ? left_us : NAP_US) * 1000}, NULL);
         status = cudaSuccess;
-        if (waited_us > GREEDY_US) sched_yield();
-        if (waited_us < SPIN_US) continue;
-        if (timeout_us < 0) {
-            status = cudaEventSynchronize(slot->done);
-            break;
-        }
-        int64_t nap_us = timeout_us - waited_us < 50 ? timeout_us - waited_us : 50;
-        nanosleep(&(struct timespec){.tv_nsec = nap_us * 1000}, NULL);
     }
     if (status != cudaSuccess) {
         kv_fail(err, KV_DEVICE_LOST, "a batch ended with: %s", cudaGetErrorString(status));

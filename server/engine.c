@@ -97,6 +97,7 @@ bool kv_engine_start(struct kv_engine *engine, const struct kv_backend_ops *ops,
                                   ? engine->description.span_rows
                                   : limits->batch_tokens_max;
     if (limits->pool_bytes == 0) limits->pool_bytes = engine->description.pool_bytes;
+    if (engine->options.spin_us < 0) engine->options.spin_us = engine->description.spin_us;
     pthread_mutex_unlock(&engine->lock);
 
     if (!make_flights(engine, err)) return false;

@@ -27,7 +27,7 @@ enum kv_engine_state {
 struct kv_engine_options {
     struct kv_limits limits; /* span_tokens_max is set from the device at start */
     int64_t batch_delay_us;  /* a queued batch waits this long for company; 0: not at all */
-    int64_t spin_us;         /* an inline request polls the device this long before it blocks */
+    int64_t spin_us; /* a batch is polled for this long before the wait for it sleeps; -1: the device's own */
 };
 
 /* One request in the engine. Zero-initialise; the first block is the caller's. */

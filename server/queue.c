@@ -4,6 +4,7 @@
 #include "server/engine_state.h"
 
 #include <assert.h>
+#include <sched.h>
 
 static void unqueue(struct kv_engine *engine, struct kv_job *job)
 {
@@ -158,15 +159,19 @@ static bool take_off(struct kv_engine *engine, struct kv_flight *flight)
     return false;
 }
 
-/* Waits for a flight without the lock; books its landing with it. */
-static void await(struct kv_engine *engine, struct kv_flight *flight, int64_t spin_us)
+/* Waits for a flight without the lock; books its landing with it. Polls first; soon others may run between
+ * two looks. */
+static void await(struct kv_engine *engine, struct kv_flight *flight)
 {
+    enum { GREEDY_US = 50 };
     struct kv_error why = {0};
     pthread_mutex_unlock(&engine->lock);
-    int64_t spin_until_us = flight->submitted_us + spin_us;
     enum kv_wait seen = KV_WAIT_PENDING;
-    while (seen == KV_WAIT_PENDING && kv_now_us() < spin_until_us)
+    for (int64_t flown_us = 0; seen == KV_WAIT_PENDING && flown_us < engine->options.spin_us;
+         flown_us = kv_now_us() - flight->submitted_us) {
+        if (flown_us > GREEDY_US) sched_yield();
         seen = engine->ops->wait(engine->backend, &flight->batch, 0, &why);
+    }
     if (seen == KV_WAIT_PENDING) seen = engine->ops->wait(engine->backend, &flight->batch, -1, &why);
     pthread_mutex_lock(&engine->lock);
     if (seen == KV_WAIT_LOST) {
@@ -217,16 +222,17 @@ static bool is_due(const struct kv_engine *engine)
 void *kv_engine_serve(void *of)
 {
     struct kv_engine *engine = of;
-    struct kv_flight *mine[8];
+    enum { MINE_MAX = 8 };
+    struct kv_flight *mine[MINE_MAX];
     int32_t count = 0;
     pthread_mutex_lock(&engine->lock);
     while (!engine->stopping || engine->head || count > 0) {
-        struct kv_flight *flight = count < 8 && is_due(engine) ? idle_flight(engine) : NULL;
+        struct kv_flight *flight = count < MINE_MAX && is_due(engine) ? idle_flight(engine) : NULL;
         if (flight) {
             fill(engine, flight);
             if (flight->batch.items > 0 && take_off(engine, flight)) mine[count++] = flight;
         } else if (count > 0) {
-            await(engine, mine[0], 0);
+            await(engine, mine[0]);
             count--;
             memmove(&mine[0], &mine[1], (size_t)count * sizeof mine[0]);
         } else if (engine->head && !is_due(engine)) {
@@ -287,7 +293,7 @@ bool kv_engine_run_rows(struct kv_engine *engine, struct kv_job *job, struct kv_
         board(engine, flight, job, job->rows);
         if (take_off(engine, flight)) {
             engine->stats.inline_batches++;
-            await(engine, flight, engine->options.spin_us);
+            await(engine, flight);
         }
     } else if (job->rows > 0) {
         wait_in_queue(engine, job);

@@ -32,7 +32,7 @@ START_TEST(test_defaults)
     ck_assert_int_eq(options.max_queue, 256);
     ck_assert_int_eq(options.max_batch_tokens, 8192);
     ck_assert_int_eq(options.batch_delay_us, 0);
-    ck_assert_int_eq(options.spin_us, 50);
+    ck_assert_int_eq(options.spin_us, -1); /* what the device says */
     ck_assert_int_eq(options.drain_timeout, 30);
     ck_assert_int_eq(options.drain_grace, 0);
     ck_assert(options.tune && !options.log_json && !options.check);
