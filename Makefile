@@ -122,6 +122,12 @@ $(foreach b,$(BENCHES),$(eval $(call program,$(b),$(b).o $(rooms_server),$(LIBS_
 # On a GPU: checks of the CUDA backend against the CPU backend, and its benchmarks. Built everywhere, run where there is one.
 GPU_CHECKS := $(patsubst tests/%.c,$(OUT)/tests/%,$(filter-out tests/gpu_bench% $(if $(CUDA_OBJECTS),,tests/gpu_kernels%),$(sort $(wildcard tests/gpu_*.c))))
 $(foreach t,$(GPU_CHECKS),$(eval $(call program,$(t),$(t).o $(rooms_server),$(LIBS_server) check,$(CUDA_LIBS))))
+# What gpu_lost preloads into the daemon.
+GPU_TRAP := $(if $(CUDA_OBJECTS),$(OUT)/tests/gpu_trap.so)
+$(OUT)/tests/gpu_trap.so: tests/gpu_trap.cu
+	@mkdir -p $(@D)
+	$(call say,NVCC,$@)
+	$(quiet)$(NVCC) -std=c++17 -O3 $(CUDA_ARCHS) --Werror all-warnings -I. -shared -Xcompiler -fPIC -cudart shared -o $@ $<
 GPU_BENCHES := $(if $(CUDA_OBJECTS),$(OUT)/tests/gpu_bench $(OUT)/tests/gpu_bench_echo)
 $(OUT)/tests/gpu_bench.o $(OUT)/tests/gpu_kernels.o: BASE += -isystem $(CUDA)/include
 $(eval $(call program,$(OUT)/tests/gpu_bench,$(OUT)/tests/gpu_bench.o $(OUT)/tests/gpu_bench_ceiling.o $(rooms_kernels),$(LIBS_protocol),$(CUDA_LIBS)))
@@ -144,7 +150,7 @@ check-built: tests
 check-gpu: ## the CUDA backend against the CPU backend, and under compute-sanitizer; says skip without a GPU
 	$(quiet)tests/packages.sh check
 	$(quiet)$(AGAIN) check-gpu-built
-check-gpu-built: all $(GPU_CHECKS)
+check-gpu-built: all $(GPU_CHECKS) $(GPU_TRAP)
 	$(quiet)tests/gpu_check.sh $(OUT)
 
 demo: ## install what is missing, build, serve a checkpoint and verify one answer

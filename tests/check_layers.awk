@@ -13,6 +13,7 @@ BEGIN {
     door["cuda"] = "^kernels/cuda_[a-z_]*[.](c|h|cu|cuh)$"
     door["check"] = "^tests/"
     door["cblas"] = "^tests/"
+    door["dlfcn"] = "^tests/"
 
     # What the C library, the compiler and the kernel offer is no library in that sense.
     standard = "^(assert|ctype|errno|float|inttypes|limits|locale|math|fenv|setjmp|signal|stdalign|stdarg|" \

@@ -211,7 +211,7 @@ static void measure_shape(struct timer *timer, const struct options *options, co
 
 static struct options read_options(int argc, char **argv)
 {
-    struct options options = {.budget_ms = 800};
+    struct options options = {.budget_ms = 500};
     for (int i = 1; i < argc; i += 2) {
         const char *value = i + 1 < argc ? argv[i + 1] : NULL;
         must(value != NULL, "usage: gpu_bench [--csv FILE] [--device N] [--shape NAME] [--budget MS]");

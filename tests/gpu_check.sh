@@ -93,7 +93,7 @@ sanitize() { # tool, program
     echo "on the backend $KVMAT_GPU_CHECK_BACKEND: this tries the programs and proves nothing of a GPU"
 
 # The life of the device comes first: it is quick, and says whether there is one.
-for program in device kernels golden geometries items flights rows; do
+for program in device kernels golden geometries items flights rows lost; do
     if [ ! -x "$build/tests/gpu_$program" ]; then
         failed=$((failed + 1))
         printf 'FAIL  %-26s %s is not there\n' "gpu_$program" "$build/tests/gpu_$program"
