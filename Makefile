@@ -189,7 +189,7 @@ lint: ## clang-tidy, cppcheck and shellcheck
 	$(quiet)tests/lint.sh
 
 docs: $(TOOL) ## write protocol/ERRORS.md from the table
-	$(quiet)$(TOOL) explain --all --markdown > protocol/ERRORS.md
+	$(quiet)$(TOOL) explain --markdown > protocol/ERRORS.md
 
 FUZZ_SECONDS ?= 60
 CLANG ?= clang

@@ -14,8 +14,7 @@
 enum { DRAFT_BYTES = 1024 };
 
 static const struct kv_fault_info table[] = {
-#define KV_ROW(name, code, class, title, meaning, when, solutions, related)                                  \
-    {KV_##name, KV_CLASS_##class, code, title, meaning, when, solutions, related},
+#define KV_ROW(name, code, class, ...) {KV_##name, KV_CLASS_##class, code, __VA_ARGS__},
 #include "protocol/errors.def"
 #undef KV_ROW
 };

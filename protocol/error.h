@@ -16,7 +16,7 @@ extern "C" {
 
 enum kv_fault {
     KV_OK = 0,
-#define KV_ROW(name, code, class, title, meaning, when, solutions, related) KV_##name,
+#define KV_ROW(name, ...) KV_##name,
 #include "protocol/errors.def"
 #undef KV_ROW
     KV_FAULT_COUNT
@@ -66,11 +66,12 @@ struct kv_error {
     struct kv_value expected, got;
 };
 
-/* One row of errors.def. `solutions` holds one solution a line, `related` codes separated by spaces. */
+/* One row of errors.def, which says what each text is. situations, solutions and example hold one a line,
+ * related codes separated by spaces. */
 struct kv_fault_info {
     enum kv_fault fault;
     enum kv_class kind;
-    const char *code, *title, *meaning, *when, *solutions, *related;
+    const char *code, *title, *meaning, *when, *situations, *solutions, *example, *before, *related;
 };
 
 /* All three always return false, so that a failing line is `return kv_fail(...)`. `err` may be NULL.

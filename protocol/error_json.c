@@ -45,7 +45,10 @@ static json_t *row(const struct kv_fault_info *info, int (*status_of)(enum kv_cl
                 kv_json_put(json, "title", json_string(info->title)) &&
                 kv_json_put(json, "meaning", json_string(info->meaning)) &&
                 kv_json_put(json, "when", json_string(info->when)) &&
+                kv_json_put(json, "situations", split(info->situations, "\n")) &&
                 kv_json_put(json, "solutions", split(info->solutions, "\n")) &&
+                kv_json_put(json, "example", split(info->example, "\n")) &&
+                kv_json_put(json, "before", json_string(info->before)) &&
                 kv_json_put(json, "related", split(info->related, " "));
     return kv_json_made(json, made);
 }

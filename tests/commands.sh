@@ -73,13 +73,21 @@ exits 2 'Cannot read' materialize --url "unix:$work/none.sock" --input "$work/no
 
 # explain
 exits 0 'What to do' explain position_out_of_range
-exits 1 'did you mean queue_full' explain queue_ful
-exits 2 'CODE is needed' explain
-exits 0 'rope_type_unsupported' explain --all
-"$kvmat" explain --all --markdown >"$work/one.md"
-"$kvmat" explain --all --markdown >"$work/two.md"
+exits 1 'did you mean queue_full' explain quue_full
+exits 0 'rope_type_unsupported' explain
+exits 0 'yarn or llama3' explain rope_type_unsupported
+exits 0 'weights_quantized' explain AWQ
+exits 1 'no code is or speaks of' explain nothing_of_the_kind
+exits 1 'no code is or speaks of' explain ''
+"$kvmat" explain --markdown >"$work/one.md"
+"$kvmat" explain --markdown >"$work/two.md"
+found=$("$kvmat" explain xid | cut -d' ' -f1)
+check 'a search names what speaks of the word' test "$found" = device_lost
+check 'no page is wider than a terminal' sh -c "
+    $kvmat explain | cut -d' ' -f1 | while read -r code; do $kvmat explain \$code; done |
+        awk 'length > 80 { print; wide = 1 } END { exit wide }'"
 check 'the documentation is deterministic' cmp "$work/one.md" "$work/two.md"
-codes=$(grep -c '^KV_ROW(' protocol/errors.def)
+codes=$(cat protocol/errors_*.def | grep -c '^KV_ROW(')
 check 'every code is documented' test "$codes" -eq "$(grep -c '^## ' "$work/one.md")"
 check 'no link of the documentation is dead' sh -c "
     grep -o '](#[a-z0-9_]*)' $work/one.md | sort -u | sed 's/](#//; s/)//' | while read -r code; do

@@ -41,21 +41,40 @@ START_TEST(every_row_is_whole)
 }
 END_TEST
 
-START_TEST(every_solution_is_a_sentence)
+/* Takes a line off the front of *rest; false at the end. No line is empty. */
+static bool next_line(const struct kv_fault_info *info, const char **rest, char line[KV_MESSAGE_BYTES])
+{
+    if (!**rest) return false;
+    size_t bytes = strcspn(*rest, "\n");
+    ck_assert_msg(bytes > 0 && bytes < KV_MESSAGE_BYTES, "%s: a line of %zu bytes", info->code, bytes);
+    snprintf(line, KV_MESSAGE_BYTES, "%.*s", (int)bytes, *rest);
+    *rest += bytes;
+    ck_assert_msg(strcmp(*rest, "\n") != 0, "%s: an empty last line", info->code);
+    if (**rest) ++*rest;
+    return true;
+}
+
+START_TEST(every_line_is_a_sentence)
 {
     const struct kv_fault_info *info = kv_fault_info((enum kv_fault)_i);
-    const char *rest = info->solutions;
-    ck_assert_msg(*rest, "%s has no solution", info->code);
-    while (*rest) {
-        char line[KV_MESSAGE_BYTES];
-        size_t bytes = strcspn(rest, "\n");
-        ck_assert_msg(bytes < sizeof line, "%s: a solution is longer than a hint", info->code);
-        snprintf(line, sizeof line, "%.*s", (int)bytes, rest);
-        ck_assert_msg(is_sentence(line), "%s: '%s'", info->code, line);
-        rest += bytes;
-        ck_assert_msg(strcmp(rest, "\n") != 0, "%s: an empty last line", info->code);
-        if (*rest) rest++;
+    const char *const texts[] = {info->situations, info->solutions, info->before};
+    char line[KV_MESSAGE_BYTES];
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        const char *rest = texts[i];
+        ck_assert_msg(*rest, "%s: nothing is said", info->code);
+        while (next_line(info, &rest, line)) ck_assert_msg(is_sentence(line), "%s: '%s'", info->code, line);
     }
+}
+END_TEST
+
+/* `kvmat explain` shows examples as they are, four blanks in, on 80 columns. */
+START_TEST(every_example_fits_a_terminal)
+{
+    const struct kv_fault_info *info = kv_fault_info((enum kv_fault)_i);
+    char line[KV_MESSAGE_BYTES];
+    ck_assert_msg(info->example[0], "%s has no example", info->code);
+    for (const char *rest = info->example; next_line(info, &rest, line);)
+        ck_assert_msg(strlen(line) <= 76, "%s: %zu columns: %s", info->code, strlen(line), line);
 }
 END_TEST
 
@@ -82,13 +101,13 @@ START_TEST(every_row_has_its_json)
     ck_assert_ptr_nonnull(text);
     json_t *row = json_loads(text, JSON_REJECT_DUPLICATES, NULL);
     ck_assert_ptr_nonnull(row);
-    static const char *const members[] = {"code", "status",    "title",  "meaning",
-                                          "when", "solutions", "related"};
+    static const char *const members[] = {"code",       "status",    "title",   "meaning", "when",
+                                          "situations", "solutions", "example", "before",  "related"};
     size_t at = 0;
     const char *key;
     json_t *value;
     json_object_foreach(row, key, value) ck_assert_str_eq(key, members[at++]);
-    ck_assert_uint_eq(at, 7);
+    ck_assert_uint_eq(at, sizeof members / sizeof members[0]);
     ck_assert_str_eq(json_string_value(json_object_get(row, "code")), info->code);
     json_t *status = json_object_get(row, "status");
     if (info->kind == KV_CLASS_STARTUP)
@@ -307,7 +326,8 @@ int main(void)
     Suite *suite = suite_create("protocol/error");
     TCase *tests = tcase_create("all");
     tcase_add_loop_test(tests, every_row_is_whole, KV_OK + 1, KV_FAULT_COUNT);
-    tcase_add_loop_test(tests, every_solution_is_a_sentence, KV_OK + 1, KV_FAULT_COUNT);
+    tcase_add_loop_test(tests, every_line_is_a_sentence, KV_OK + 1, KV_FAULT_COUNT);
+    tcase_add_loop_test(tests, every_example_fits_a_terminal, KV_OK + 1, KV_FAULT_COUNT);
     tcase_add_loop_test(tests, every_related_code_exists, KV_OK + 1, KV_FAULT_COUNT);
     tcase_add_loop_test(tests, every_row_has_its_json, KV_OK + 1, KV_FAULT_COUNT);
     tcase_add_test(tests, the_catalogue_has_every_row_in_order);
