@@ -95,13 +95,23 @@ static json_t *finding_json(const struct kv_finding *finding)
     return kv_json_made(json, made);
 }
 
-char *kv_check_encode(const struct kv_description *description, const struct kv_finding *findings,
-                      int32_t count)
+static json_t *texts_json(const char *const *text, int32_t count)
+{
+    json_t *array = json_array();
+    bool made = array != NULL;
+    for (int32_t i = 0; made && i < count; i++)
+        made = json_array_append_new(array, kv_json_text(text[i])) == 0;
+    return kv_json_made(array, made);
+}
+
+char *kv_check_encode(const struct kv_description *description, const char *const *warning, int32_t warnings,
+                      const struct kv_finding *findings, int32_t count)
 {
     json_t *json = json_object();
     if (count == 0) {
-        bool made =
-            kv_json_put(json, "ok", json_true()) && kv_json_put(json, "model", model_json(description, NULL));
+        bool made = kv_json_put(json, "ok", json_true()) &&
+                    kv_json_put(json, "model", model_json(description, NULL)) &&
+                    kv_json_put(json, "warnings", texts_json(warning, warnings));
         return kv_json_dump(kv_json_made(json, made));
     }
     json_t *array = json_array();

@@ -56,10 +56,10 @@ struct kv_finding {
 /* /v1/model. free() the text; NULL only when memory is out. */
 char *kv_description_encode(const struct kv_description *description);
 
-/* `--check`: {"ok": true, "model": {... without device}} where count is 0, else {"ok": false, "errors":
- * [...]} and `description` is not looked at. free() the text. */
-char *kv_check_encode(const struct kv_description *description, const struct kv_finding *findings,
-                      int32_t count);
+/* `--check`: {"ok": true, "model": {... without device}, "warnings": [...]} where count is 0, else {"ok":
+ * false, "errors": [...]} and neither `description` nor `warning` is looked at. free() the text. */
+char *kv_check_encode(const struct kv_description *description, const char *const *warning, int32_t warnings,
+                      const struct kv_finding *findings, int32_t count);
 
 #ifdef __cplusplus
 }

@@ -24,7 +24,7 @@ struct kv_checkpoint {
     float *eps;      /* [layers] */
     float *inv_freq; /* [rotary_dim / 2] */
     struct kv_parts *parts;
-    struct kv_notes notes;
+    struct kv_notes notes, warnings;
     char fingerprint[KV_FINGERPRINT_BYTES];
 };
 
@@ -148,6 +148,8 @@ bool kv_checkpoint_finish(struct kv_checkpoint *checkpoint)
     struct kv_error error = {0};
     if (!kv_parts_fingerprint(checkpoint->parts, checkpoint->fingerprint, &error))
         kv_findings_add(checkpoint->findings, -1, &error);
+    checkpoint->warnings.count = 0;
+    kv_parts_warn(checkpoint->parts, &checkpoint->warnings);
     return checkpoint->findings->count == checkpoint->findings_before;
 }
 
@@ -167,6 +169,11 @@ void kv_checkpoint_describe(const struct kv_checkpoint *checkpoint, struct kv_de
                                       .interleaved = rope->interleaved,
                                       .positions = checkpoint->layout.geometry.positions};
     snprintf(out->rope.type, sizeof out->rope.type, "%s", kv_rope_type_name(rope->type));
+}
+
+const char *kv_checkpoint_warning(const struct kv_checkpoint *checkpoint, int32_t index)
+{
+    return index >= 0 && index < checkpoint->warnings.count ? checkpoint->warnings.text[index] : NULL;
 }
 
 const char *kv_checkpoint_note(const struct kv_checkpoint *checkpoint, int32_t index)

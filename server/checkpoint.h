@@ -46,6 +46,10 @@ void kv_checkpoint_describe(const struct kv_checkpoint *checkpoint, struct kv_de
  * the last. */
 const char *kv_checkpoint_note(const struct kv_checkpoint *checkpoint, int32_t index);
 
+/* After kv_checkpoint_finish: what is valid and still looks wrong, such as weights that are all zero. NULL
+ * after the last. */
+const char *kv_checkpoint_warning(const struct kv_checkpoint *checkpoint, int32_t index);
+
 /* Closes the files: nothing can be pulled any more, all else stays. */
 void kv_checkpoint_settle(struct kv_checkpoint *checkpoint);
 

@@ -6,6 +6,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,6 +25,7 @@ struct part {
     XXH128_hash_t digest;  /* once next == bytes */
     atomic_bool *reported; /* a finding was made for its tensor; K and V of a fused tensor share it */
     atomic_bool own_reported;
+    bool carries; /* a value that is not zero has passed */
 };
 
 struct kv_parts {
@@ -147,6 +149,19 @@ static bool all_finite(enum kv_dtype dtype, const void *values, size_t bytes)
     return (found & bits.top) == 0;
 }
 
+/* Is any value not a zero of either sign? Ends at the first, which is nearly always the first of all. */
+static bool any_nonzero(enum kv_dtype dtype, const void *values, size_t bytes)
+{
+    const uint64_t magnitudes = dtype == KV_F32 ? 0x7fffffff7fffffffu : 0x7fff7fff7fff7fffu;
+    for (size_t i = 0; i < bytes; i += sizeof magnitudes) {
+        size_t rest = bytes - i < sizeof magnitudes ? bytes - i : sizeof magnitudes;
+        uint64_t word = 0;
+        memcpy(&word, (const unsigned char *)values + i, rest);
+        if (word & magnitudes) return true;
+    }
+    return false;
+}
+
 /* `first` is the place of values[0] in the part, in elements. Only called where one is not finite. */
 static void report(const struct kv_parts *parts, struct part *part, const void *values, uint64_t first,
                    size_t bytes)
@@ -206,6 +221,7 @@ static bool pass_elements(const struct kv_parts *parts, struct part *part, uint6
     }
     if (!produce(part, first, count, to, err)) return false;
     if (!all_finite(part->dtype, to, bytes)) report(parts, part, to, first, bytes);
+    if (!part->carries) part->carries = any_nonzero(part->dtype, to, bytes);
     return true;
 }
 
@@ -234,6 +250,7 @@ static bool begin(struct part *part, struct kv_error *err)
     if (!part->state) part->state = XXH3_createState();
     if (!part->state) return kv_fail(err, KV_INTERNAL, "out of memory for a hash");
     part->next = 0;
+    part->carries = false;
     XXH3_128bits_reset(part->state);
     return true;
 }
@@ -316,6 +333,35 @@ bool kv_parts_fingerprint(const struct kv_parts *parts, char to[KV_FINGERPRINT_B
     }
     to[2 * sizeof bytes.digest] = '\0';
     return true;
+}
+
+void kv_parts_warn(const struct kv_parts *parts, struct kv_notes *warnings)
+{
+    static const struct {
+        enum kv_part part;
+        const char *what, *so;
+    } watched[] = {
+        {KV_PART_K_WEIGHT, "the K projection", "K carries nothing of the hidden states"},
+        {KV_PART_V_WEIGHT, "the V projection", "V carries nothing of the hidden states"},
+        {KV_PART_K_NORM, "the norm of K", "K comes out as zero"},
+        {KV_PART_FC, "fc", "K and V carry nothing of target_hidden"},
+        {KV_PART_HIDDEN_NORM, "hidden_norm", "K and V carry nothing of target_hidden"},
+    };
+    for (size_t i = 0; i < sizeof watched / sizeof watched[0]; i++) {
+        bool in_layers = watched[i].part <= KV_PART_EPS;
+        int32_t count = in_layers ? parts->geometry.layers : 1, zero = 0;
+        const struct part *first = NULL;
+        for (int32_t layer = 0; layer < count; layer++) {
+            const struct part *part = find(parts, in_layers ? layer : -1, watched[i].part);
+            if (!part->place || part->next != part->bytes || part->carries) continue;
+            if (zero++ == 0) first = part;
+        }
+        if (zero == 0) continue;
+        char more[64] = "";
+        if (in_layers) snprintf(more, sizeof more, " in %d of %d layers, first", (int)zero, (int)count);
+        kv_notes_add(warnings, "%s is all zero%s in %.100s: %s", watched[i].what, more,
+                     first->place->stored->name, watched[i].so);
+    }
 }
 
 void kv_parts_close(struct kv_parts *parts)

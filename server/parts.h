@@ -4,6 +4,7 @@
 #define KV_SERVER_PARTS_H
 
 #include "server/layout.h"
+#include "server/notes.h"
 
 struct kv_parts;
 
@@ -22,6 +23,10 @@ bool kv_parts_read(void *source, int32_t layer, enum kv_part part, uint64_t offs
  * the number of positions. Fails with KV_INTERNAL when a part was not read. */
 bool kv_parts_fingerprint(const struct kv_parts *parts, char to[KV_FINGERPRINT_BYTES],
                           struct kv_error *err) KV_MUST_CHECK;
+
+/* Once every part was read to its end: what holds only zeros, and so computes nothing though it is valid. One
+ * line for each kind of part. */
+void kv_parts_warn(const struct kv_parts *parts, struct kv_notes *warnings);
 
 void kv_parts_close(struct kv_parts *parts); /* NULL is fine */
 

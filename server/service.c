@@ -6,6 +6,7 @@
 #include "server/checkpoint.h"
 #include "server/http.h"
 #include "server/log.h"
+#include "server/notes.h"
 #include "server/version.h"
 
 #include <inttypes.h>
@@ -103,7 +104,10 @@ enum kv_exit kv_service_check(const struct kv_options *options)
     if (ok) kv_checkpoint_describe(checkpoint, &description);
     description.name = name;
     description.limits = &limits;
-    char *report = kv_check_encode(&description, findings.item, findings.count);
+    const char *warning[KV_NOTES_MAX];
+    int32_t warnings = 0;
+    while (ok && (warning[warnings] = kv_checkpoint_warning(checkpoint, warnings)) != NULL) warnings++;
+    char *report = kv_check_encode(&description, warning, warnings, findings.item, findings.count);
     if (report) puts(report);
     ok = ok && report && fflush(stdout) == 0;
     free(report);
@@ -170,6 +174,8 @@ static void log_model(const struct service *service, const struct kv_description
            description->rope.interleaved ? "interleaved" : "half-split", description->rope.positions - 1);
     for (int32_t i = 0; kv_checkpoint_note(service->checkpoint, i); i++)
         kv_log(KV_LOG_INFO, "checkpoint: %s", kv_checkpoint_note(service->checkpoint, i));
+    for (int32_t i = 0; kv_checkpoint_warning(service->checkpoint, i); i++)
+        kv_log(KV_LOG_WARNING, "checkpoint: %s", kv_checkpoint_warning(service->checkpoint, i));
 }
 
 /* Opens the device with the weights, then the engine; what the checkpoint's values got wrong comes out on the

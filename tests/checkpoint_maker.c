@@ -177,6 +177,8 @@ static void change(struct made *made, const char *verb, const char *a, const cha
         snprintf(made_find(made, a)->name, KV_PARAM_BYTES, "%s", b);
     else if (strcmp(verb, "value") == 0)
         made_find(made, a)->values[strtol(b, NULL, 10)] = strtof(c, NULL);
+    else if (strcmp(verb, "zero") == 0)
+        memset(made_find(made, a)->values, 0, (size_t)made_find(made, a)->count * sizeof(float));
     else if (strcmp(verb, "add") == 0) {
         ck_assert(kv_dtype_find(b, &dtype));
         add(made, a, dtype, read_dims(c, dims), dims);

@@ -35,7 +35,8 @@ void made_config(struct made *made, const char *patch);
 
 /* Changes tensors, one command a line or after a semicolon; NULL is fine:
  *   drop NAME; add NAME DTYPE D,D; shape NAME D,D; dtype NAME DTYPE; rename OLD NEW; shard NAME N; value NAME
- * I X; fuse LAYER (K, V and their biases into qkv_proj); fc TAPS; biases; prefix (model. before every name).
+ * I X; zero NAME; fuse LAYER (K, V and their biases into qkv_proj); fc TAPS; biases; prefix (model. before
+ * every name).
  */
 void made_change(struct made *made, const char *commands);
 

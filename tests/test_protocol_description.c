@@ -124,11 +124,15 @@ END_TEST
 START_TEST(a_good_checkpoint_is_reported_without_a_device)
 {
     struct kv_description description = example();
-    char *text = kv_check_encode(&description, NULL, 0);
+    const char *const warnings[] = {"one", "tw\"o"};
+    char *text = kv_check_encode(&description, warnings, 2, NULL, 0);
     json_t *json = json_loads(text, JSON_REJECT_DUPLICATES, NULL);
     ck_assert_ptr_nonnull(json);
-    ck_assert_uint_eq(json_object_size(json), 2);
+    ck_assert_uint_eq(json_object_size(json), 3);
     ck_assert(json_is_true(json_object_get(json, "ok")));
+    const json_t *said = json_object_get(json, "warnings");
+    ck_assert_uint_eq(json_array_size(said), 2);
+    ck_assert_str_eq(json_string_value(json_array_get(said, 1)), "tw\"o");
     json_t *model = json_object_get(json, "model");
     ck_assert_str_eq(json_string_value(json_object_get(model, "name")), "draft");
     ck_assert_ptr_null(json_object_get(model, "device"));
@@ -144,7 +148,7 @@ START_TEST(findings_are_reported)
                    kv_integer(64), "heads differ");
     kv_fail(&findings[1].error, KV_CONFIG_INVALID, "no object");
     kv_error_hint(&findings[1].error, "look");
-    char *text = kv_check_encode(NULL, findings, 2);
+    char *text = kv_check_encode(NULL, NULL, 0, findings, 2);
     json_t *json = json_loads(text, JSON_REJECT_DUPLICATES, NULL);
     ck_assert(json_is_false(json_object_get(json, "ok")));
     json_t *errors = json_object_get(json, "errors"), *first = json_array_get(errors, 0);
