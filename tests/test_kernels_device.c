@@ -1,36 +1,11 @@
 /* The CPU backend as a device: what open refuses and leaves behind, what it says of itself, and memory. */
-#include "kernels/cpu_backend.h"
-#include "tests/device_rig.h"
+#include "tests/cpu_device.h"
 
 #include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 static uint64_t seed;
-
-static struct kv_geometry small_geometry(void)
-{
-    return (struct kv_geometry){.layers = 2,
-                                .kv_heads = 2,
-                                .head_dim = 64,
-                                .rotary_dim = 64,
-                                .hidden = 96,
-                                .positions = 1000,
-                                .dtype = KV_BF16,
-                                .k_norm = true,
-                                .k_bias = true,
-                                .value_scale = 1.0f,
-                                .attention_factor = 1.0f};
-}
-
-static bool open_small(const struct kv_geometry *geometry, struct random_weights *weights, int32_t threads,
-                       struct kv_backend **out, struct kv_error *err)
-{
-    struct kv_weights source = random_weights_source(weights);
-    struct kv_backend_options options = {.threads = threads, .rows_max = 512, .items_max = 16};
-    source.geometry = *geometry;
-    return kv_cpu_ops.open(out, &source, &options, err);
-}
 
 START_TEST(the_table_has_the_cpu)
 {
@@ -42,7 +17,7 @@ END_TEST
 
 START_TEST(parts_have_their_sizes)
 {
-    struct kv_geometry geometry = small_geometry();
+    struct kv_geometry geometry = cpu_device_geometry();
     ck_assert_uint_eq(kv_part_bytes(&geometry, KV_PART_K_WEIGHT), 2 * 64 * 96 * 2);
     ck_assert_uint_eq(kv_part_bytes(&geometry, KV_PART_K_BIAS), 2 * 64 * 4);
     ck_assert_uint_eq(kv_part_bytes(&geometry, KV_PART_V_BIAS), 0);
@@ -62,12 +37,12 @@ END_TEST
 START_TEST(a_device_says_what_it_is)
 {
     uint64_t state = seed;
-    struct kv_geometry geometry = small_geometry();
+    struct kv_geometry geometry = cpu_device_geometry();
     struct random_weights *weights = random_weights_make(&geometry, &state);
     struct kv_backend *backend;
     struct kv_error err = {0};
     struct kv_backend_description said;
-    ck_assert_msg(open_small(&geometry, weights, 2, &backend, &err), "%s", err.message);
+    ck_assert_msg(cpu_device_try(&geometry, weights, 2, &backend, &err), "%s", err.message);
     kv_cpu_ops.describe(backend, &said);
     ck_assert_str_eq(said.kind, "cpu");
     ck_assert_ptr_nonnull(strstr(said.name, kv_isa_best()->name));
@@ -99,7 +74,7 @@ static int32_t fail_every_read(const struct kv_geometry *geometry, struct random
     for (int32_t reads = 0; reads < 1000; reads++) {
         struct kv_error err = {0};
         random_weights_fail_at(weights, reads);
-        if (open_small(geometry, weights, 2, &backend, &err)) {
+        if (cpu_device_try(geometry, weights, 2, &backend, &err)) {
             ck_assert(random_weights_pulled_once(weights));
             kv_cpu_ops.close(backend);
             return reads;
@@ -113,7 +88,7 @@ static int32_t fail_every_read(const struct kv_geometry *geometry, struct random
 START_TEST(a_failing_read_fails_open_and_leaks_nothing)
 {
     uint64_t state = seed;
-    struct kv_geometry geometry = small_geometry();
+    struct kv_geometry geometry = cpu_device_geometry();
     geometry.taps = 2;
     struct random_weights *weights = random_weights_make(&geometry, &state);
     int32_t failures = fail_every_read(&geometry, weights);
@@ -131,14 +106,14 @@ END_TEST
 START_TEST(too_much_memory_is_refused)
 {
     uint64_t state = seed;
-    struct kv_geometry geometry = small_geometry();
+    struct kv_geometry geometry = cpu_device_geometry();
     struct random_weights *weights = random_weights_make(&geometry, &state);
     struct kv_backend *backend;
     struct kv_error err = {0};
     geometry.layers = 1024;
     geometry.kv_heads = 512;
     geometry.hidden = 1 << 20;
-    ck_assert(!open_small(&geometry, weights, 1, &backend, &err));
+    ck_assert(!cpu_device_try(&geometry, weights, 1, &backend, &err));
     ck_assert_ptr_null(backend);
     ck_assert_int_eq(err.fault, KV_DEVICE_OUT_OF_MEMORY);
     ck_assert_ptr_nonnull(strstr(err.message, "140737")); /* 2 * 1024 * 512 * 64 * 2^20 * 2 = 1.4e14 bytes,
@@ -146,42 +121,20 @@ START_TEST(too_much_memory_is_refused)
     err = (struct kv_error){0};
     geometry.kv_heads = INT32_MAX;
     geometry.hidden = INT32_MAX;
-    ck_assert(!open_small(&geometry, weights, 1, &backend, &err));
+    ck_assert(!cpu_device_try(&geometry, weights, 1, &backend, &err));
     ck_assert_int_eq(err.fault, KV_DEVICE_OUT_OF_MEMORY);
     random_weights_free(weights);
 }
 END_TEST
 
-struct device {
-    struct random_weights *weights;
-    struct rig rig;
-    uint64_t state;
-};
-
-static void open_device(struct device *device, const struct kv_geometry *geometry)
-{
-    struct kv_backend *backend;
-    struct kv_error err = {0};
-    device->state = seed;
-    device->weights = random_weights_make(geometry, &device->state);
-    ck_assert_msg(open_small(geometry, device->weights, 2, &backend, &err), "%s", err.message);
-    rig_open(&device->rig, &kv_cpu_ops, backend, geometry, 16 << 20);
-}
-
-static void close_device(struct device *device)
-{
-    rig_close(&device->rig);
-    random_weights_free(device->weights);
-}
-
 START_TEST(memory_comes_and_goes)
 {
-    struct device device;
-    struct kv_geometry geometry = small_geometry();
+    struct cpu_device device;
+    struct kv_geometry geometry = cpu_device_geometry();
     struct kv_mem *mem;
     void *host;
     struct kv_error err = {0};
-    open_device(&device, &geometry);
+    cpu_device_open(&device, &geometry, seed);
     static const size_t sizes[] = {0, 1, 4096, (2 << 20) - 1, 5 << 20};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         ck_assert_msg(kv_cpu_ops.alloc(device.rig.backend, sizes[i], &mem, &host, &err), "%s", err.message);
@@ -197,7 +150,7 @@ START_TEST(memory_comes_and_goes)
         !kv_cpu_ops.import(device.rig.backend, &(struct kv_handle){.fd = 0, .length = 4096}, &mem, &err));
     ck_assert_int_eq(err.fault, KV_UNSUPPORTED);
     ck_assert_ptr_nonnull(strstr(err.message, "shared memory"));
-    close_device(&device);
+    cpu_device_close(&device);
 }
 END_TEST
 

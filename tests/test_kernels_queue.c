@@ -1,7 +1,6 @@
 /* The queue in front of the CPU backend: how many batches it takes, how wait keeps its time, and many threads
  * at once. */
-#include "kernels/cpu_backend.h"
-#include "tests/device_rig.h"
+#include "tests/cpu_device.h"
 
 #include <check.h>
 #include <pthread.h>
@@ -10,63 +9,17 @@
 
 static uint64_t seed;
 
-static struct kv_geometry small_geometry(void)
-{
-    return (struct kv_geometry){.layers = 2,
-                                .kv_heads = 2,
-                                .head_dim = 64,
-                                .rotary_dim = 64,
-                                .hidden = 96,
-                                .positions = 1000,
-                                .dtype = KV_BF16,
-                                .k_norm = true,
-                                .k_bias = true,
-                                .value_scale = 1.0f,
-                                .attention_factor = 1.0f};
-}
-
-static bool open_small(const struct kv_geometry *geometry, struct random_weights *weights, int32_t threads,
-                       struct kv_backend **out, struct kv_error *err)
-{
-    struct kv_weights source = random_weights_source(weights);
-    struct kv_backend_options options = {.threads = threads, .rows_max = 512, .items_max = 16};
-    source.geometry = *geometry;
-    return kv_cpu_ops.open(out, &source, &options, err);
-}
-
-struct device {
-    struct random_weights *weights;
-    struct rig rig;
-    uint64_t state;
-};
-
-static void open_device(struct device *device, const struct kv_geometry *geometry)
-{
-    struct kv_backend *backend;
-    struct kv_error err = {0};
-    device->state = seed;
-    device->weights = random_weights_make(geometry, &device->state);
-    ck_assert_msg(open_small(geometry, device->weights, 2, &backend, &err), "%s", err.message);
-    rig_open(&device->rig, &kv_cpu_ops, backend, geometry, 16 << 20);
-}
-
-static void close_device(struct device *device)
-{
-    rig_close(&device->rig);
-    random_weights_free(device->weights);
-}
-
 START_TEST(batches_queue_up_to_their_number)
 {
     enum { MANY = 8 };
-    struct device device;
-    struct kv_geometry geometry = small_geometry();
+    struct cpu_device device;
+    struct kv_geometry geometry = cpu_device_geometry();
     struct kv_backend_description said;
     struct kv_batch batch[MANY + 1] = {0};
     struct kv_item item[MANY + 1] = {0};
     struct kv_ref bases[MANY + 1][16];
     struct kv_error err = {0};
-    open_device(&device, &geometry);
+    cpu_device_open(&device, &geometry, seed);
     kv_cpu_ops.describe(device.rig.backend, &said);
     ck_assert_int_lt(said.batches_max, MANY);
     struct rig_input input = rig_input_make(&geometry, KV_HIDDEN_STATES, KV_BF16, 100, &device.state);
@@ -87,23 +40,23 @@ START_TEST(batches_queue_up_to_their_number)
     batch[0].rows = 513;
     ck_assert(!kv_cpu_ops.submit(device.rig.backend, &batch[0], &err));
     rig_input_free(&input);
-    close_device(&device);
+    cpu_device_close(&device);
 }
 END_TEST
 
 START_TEST(nothing_is_done_at_once)
 {
-    struct device device;
-    struct kv_geometry geometry = small_geometry();
+    struct cpu_device device;
+    struct kv_geometry geometry = cpu_device_geometry();
     struct kv_error err = {0};
-    open_device(&device, &geometry);
+    cpu_device_open(&device, &geometry, seed);
     struct kv_batch none = {0};
     ck_assert(kv_cpu_ops.submit(device.rig.backend, &none, &err));
     ck_assert_int_eq(kv_cpu_ops.wait(device.rig.backend, &none, 0, NULL), KV_WAIT_DONE);
     struct kv_item empty[3] = {{.fault = KV_INTERNAL}, {.fault = KV_INTERNAL}, {.fault = KV_INTERNAL}};
     rig_run(&device.rig, empty, 3);
     for (int32_t i = 0; i < 3; i++) ck_assert_int_eq(empty[i].fault, KV_OK);
-    close_device(&device);
+    cpu_device_close(&device);
 }
 END_TEST
 
@@ -117,14 +70,14 @@ static int64_t now_us(void)
 /* A batch of some hundred milliseconds: looking says pending and returns, so does a short wait. */
 START_TEST(waiting_keeps_its_time)
 {
-    struct device device;
-    struct kv_geometry geometry = small_geometry();
+    struct cpu_device device;
+    struct kv_geometry geometry = cpu_device_geometry();
     geometry.hidden = 2048;
     geometry.kv_heads = 16;
     geometry.head_dim = geometry.rotary_dim = 128;
     struct kv_error err = {0};
     struct kv_ref bases[16];
-    open_device(&device, &geometry);
+    cpu_device_open(&device, &geometry, seed);
     struct rig_input input = rig_input_make(&geometry, KV_HIDDEN_STATES, KV_BF16, 400, &device.state);
     struct kv_item item = rig_item(&device.rig, &input, NULL, 400, &(struct rig_layout){0}, bases);
     struct kv_batch batch = {.rows = 400, .items = 1, .item = &item};
@@ -136,13 +89,13 @@ START_TEST(waiting_keeps_its_time)
     ck_assert_int_eq(kv_cpu_ops.wait(device.rig.backend, &batch, 60 * 1000000, NULL), KV_WAIT_DONE);
     ck_assert_int_eq(item.fault, KV_OK);
     rig_input_free(&input);
-    close_device(&device);
+    cpu_device_close(&device);
 }
 END_TEST
 
 /* Threads that submit under one lock, as the engine does, and wait each for their own. */
 struct crowd {
-    struct device device;
+    struct cpu_device device;
     pthread_mutex_t lock;
     pthread_cond_t room;
     int32_t flying, flying_max;
@@ -208,11 +161,11 @@ static void *submit_and_wait(void *argument)
 START_TEST(many_threads_submit_and_wait)
 {
     struct crowd crowd = {.lock = PTHREAD_MUTEX_INITIALIZER, .room = PTHREAD_COND_INITIALIZER};
-    struct kv_geometry geometry = small_geometry();
+    struct kv_geometry geometry = cpu_device_geometry();
     struct kv_backend_description said;
     struct member member[MEMBERS];
     struct kv_ref bases[16];
-    open_device(&crowd.device, &geometry);
+    cpu_device_open(&crowd.device, &geometry, seed);
     struct rig *rig = &crowd.device.rig;
     kv_cpu_ops.describe(rig->backend, &said);
     crowd.flying_max = said.batches_max;
@@ -237,7 +190,7 @@ START_TEST(many_threads_submit_and_wait)
     rig_check_guards(rig);
     free(crowd.want);
     rig_input_free(&crowd.input);
-    close_device(&crowd.device);
+    cpu_device_close(&crowd.device);
 }
 END_TEST
 
