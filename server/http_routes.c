@@ -57,6 +57,7 @@ static enum MHD_Result answer_metrics(struct kv_exchange *exchange)
     struct kv_http *http = exchange->http;
     const char *labels[KV_ROUTES_MAX];
     struct kv_engine_stats stats;
+    struct kv_device_info device;
     int32_t count = 0;
     const struct kv_route *table = kv_route_table(&count);
     for (int32_t i = 0; i < count; i++) labels[i] = table[i].label;
@@ -66,6 +67,7 @@ static enum MHD_Result answer_metrics(struct kv_exchange *exchange)
         .routes = labels,
         .route_count = count,
         .engine = &stats,
+        .device = kv_engine_device(http->options.engine, &device) ? &device : NULL,
         .model = http->options.model,
         .version = http->options.version,
     };

@@ -98,6 +98,19 @@ static void print_engine(FILE *to, const struct kv_engine_stats *engine)
     fprintf(to, "kvmat_device_busy_seconds_total %.6f\n", (double)engine->device_us / 1e6);
 }
 
+static void print_device(FILE *to, const struct kv_device_info *device)
+{
+    char name[512];
+    print_head(to, "device_info", "gauge", "1, with the kind of the device and its name as labels.");
+    fputs("kvmat_device_info{", to);
+    print_label(to, "kind", device->kind);
+    fputc(',', to);
+    print_label(to, "name", kv_text_print(device->name, name, sizeof name));
+    fputs("} 1\n", to);
+    print_one(to, "device_memory_bytes", "gauge", "Memory that weights and buffers keep on the device.",
+              device->memory_bytes);
+}
+
 char *kv_metrics_print(const struct kv_metrics_view *view)
 {
     char *text = NULL;
@@ -112,6 +125,7 @@ char *kv_metrics_print(const struct kv_metrics_view *view)
     char model[512];
     print_label(to, "model", kv_text_print(view->model, model, sizeof model));
     fputs("} 1\n", to);
+    if (view->device) print_device(to, view->device);
     print_engine(to, view->engine);
     print_requests(to, view);
     print_one(to, "tokens_total", "counter", "Tokens materialized.", load(&metrics->tokens));

@@ -31,6 +31,7 @@ struct kv_metrics_view {
     const char *const *routes; /* [route_count]: the label of each route */
     int32_t route_count;
     const struct kv_engine_stats *engine;
+    const struct kv_device_info *device; /* NULL: none yet */
     const char *model, *version;
 };
 

@@ -92,6 +92,8 @@ START_TEST(test_counts)
     ck_assert(has_line(&reply, "kvmat_request_seconds_bucket{le=\"+Inf\"} 3"));
     ck_assert(has_line(&reply, "kvmat_request_seconds_count 3"));
     ck_assert(has_line(&reply, "kvmat_build_info{version=\"test\",model=\"rig\"} 1"));
+    ck_assert(has_line(&reply, "kvmat_device_info{kind=\"fake\",name=\"no device at all\"} 1"));
+    ck_assert(has_line(&reply, "kvmat_device_memory_bytes 1"));
     http_reply_free(&reply);
 }
 END_TEST
