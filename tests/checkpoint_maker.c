@@ -298,7 +298,7 @@ void made_end(struct made *made)
 {
     DIR *folder = made->folder[0] ? opendir(made->folder) : NULL;
     for (struct dirent *entry; folder && (entry = readdir(folder));)
-        if (entry->d_name[0] != '.') unlink(made_path(made, entry->d_name));
+        if (entry->d_name[0] != '.') remove(made_path(made, entry->d_name));
     if (folder) closedir(folder);
     if (made->folder[0]) rmdir(made->folder);
     for (int32_t i = 0; i < made->count; i++) free(made->tensor[i].values);
