@@ -9,7 +9,7 @@
 
 #include <jansson.h>
 
-enum { GROUPS_MAX = 64 };
+enum { GROUPS_MAX = 64 }; /* of one dict */
 
 /* How the config lays its dicts out, and which group each layer belongs to. */
 struct plan {
@@ -42,12 +42,12 @@ static bool find_dict(struct plan *plan, int32_t which, const struct kv_object *
     }
     plan->by_type[which] = dicts > 0;
     if (dicts > 0 && values > 0)
-        return kv_findings_fail(findings, -1, KV_CONFIG_INVALID, dict_names[which],
+        return kv_findings_fail(findings, -1, KV_CONFIG_INVALID, dict->path,
                                 kv_text("either values, or one object for each layer type"), kv_text("both"),
-                                "%s cannot be used", dict_names[which]);
+                                "%s cannot be used", dict->path);
     if (dicts > GROUPS_MAX)
-        return kv_findings_fail(findings, -1, KV_CONFIG_INVALID, dict_names[which], kv_integer(GROUPS_MAX),
-                                kv_integer(dicts), "%s has too many layer types", dict_names[which]);
+        return kv_findings_fail(findings, -1, KV_CONFIG_INVALID, dict->path, kv_integer(GROUPS_MAX),
+                                kv_integer(dicts), "%s has too many layer types", dict->path);
     return true;
 }
 
@@ -66,27 +66,27 @@ static void fill_sources(struct kv_rope_group *group, const struct plan *plan,
     }
 }
 
-static bool make_groups(struct plan *plan, const struct kv_sections *sections, struct kv_findings *findings)
+static int32_t find_group(const struct plan *plan, const char *layer_type)
 {
-    plan->group = calloc(GROUPS_MAX, sizeof *plan->group);
-    if (!plan->group)
-        return kv_findings_fail(findings, -1, KV_INTERNAL, NULL, kv_none(), kv_none(),
-                                "out of memory for RoPE");
-    int32_t keyed = plan->by_type[0] ? 0 : 1;
-    if (!plan->by_type[keyed]) {
-        plan->groups = 1;
-        fill_sources(&plan->group[0], plan, sections, findings);
-        return true;
-    }
+    if (!plan->by_type[0] && !plan->by_type[1]) return 0;
+    for (int32_t i = 0; i < plan->groups; i++)
+        if (strcmp(plan->group[i].layer_type, layer_type) == 0) return i;
+    return -1;
+}
+
+/* A layer type counts in whichever dict names it. */
+static bool add_groups(struct plan *plan, int32_t which, const struct kv_sections *sections,
+                       struct kv_findings *findings)
+{
     const char *key;
     json_t *value;
-    json_object_foreach((json_t *)plan->dict[keyed].json, key, value)
+    json_object_foreach((json_t *)plan->dict[which].json, key, value)
     {
-        if (!json_is_object(value)) continue;
+        if (!json_is_object(value) || find_group(plan, key) >= 0) continue;
         struct kv_rope_group *group = &plan->group[plan->groups++];
         snprintf(group->layer_type, sizeof group->layer_type, "%s", key);
         if (strlen(key) >= sizeof group->layer_type)
-            return kv_findings_fail(findings, -1, KV_CONFIG_INVALID, dict_names[keyed], kv_none(),
+            return kv_findings_fail(findings, -1, KV_CONFIG_INVALID, plan->dict[which].path, kv_none(),
                                     kv_text(key), "the name of a layer type is too long");
         group->first_layer = -1;
         fill_sources(group, plan, sections, findings);
@@ -94,12 +94,18 @@ static bool make_groups(struct plan *plan, const struct kv_sections *sections, s
     return true;
 }
 
-static int32_t find_group(const struct plan *plan, const char *layer_type)
+static bool make_groups(struct plan *plan, const struct kv_sections *sections, struct kv_findings *findings)
 {
-    if (plan->groups == 1 && !plan->group[0].layer_type[0]) return 0;
-    for (int32_t i = 0; i < plan->groups; i++)
-        if (strcmp(plan->group[i].layer_type, layer_type) == 0) return i;
-    return -1;
+    plan->group = calloc((size_t)2 * GROUPS_MAX, sizeof *plan->group);
+    if (!plan->group)
+        return kv_findings_fail(findings, -1, KV_INTERNAL, NULL, kv_none(), kv_none(),
+                                "out of memory for RoPE");
+    if (plan->by_type[0] || plan->by_type[1])
+        return (!plan->by_type[0] || add_groups(plan, 0, sections, findings)) &&
+               (!plan->by_type[1] || add_groups(plan, 1, sections, findings));
+    plan->groups = 1;
+    fill_sources(&plan->group[0], plan, sections, findings);
+    return true;
 }
 
 /* The group of a layer, -1 when its type names none. */

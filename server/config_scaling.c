@@ -69,10 +69,12 @@ static void read_theta(struct kv_rope_group *group, bool settled, struct kv_find
                                            &group->rope.theta, group->theta_path, findings);
     group->theta_known = key == KV_KEY_FOUND;
     if (key != KV_KEY_ABSENT || settled) return;
+    char path[KV_PARAM_BYTES];
     struct kv_error error = {0};
-    kv_fail_param(&error, KV_CONFIG_MISSING_KEY, "rope_theta", "config.json gives no rope_theta%s%s",
+    kv_key_path(&group->source[KV_ROPE_TOP], "rope_theta", path);
+    kv_fail_param(&error, KV_CONFIG_MISSING_KEY, path, "config.json gives no %s%s%s", path,
                   group->layer_type[0] ? " for layers of type " : "", group->layer_type);
-    kv_error_hint(&error, "Add rope_theta to config.json, or give it with --rope-theta.");
+    kv_error_hint(&error, "Add %s to config.json, or give it with --rope-theta.", path);
     kv_findings_add(findings, layer_of(group), &error);
 }
 
@@ -248,10 +250,22 @@ static bool read_original(struct kv_rope_group *group, const struct kv_config *c
 
 static bool read_truncate(struct kv_rope_group *group, struct kv_findings *findings)
 {
+    char first[KV_PARAM_BYTES] = "", here[KV_PARAM_BYTES];
+    bool value = true;
     group->rope.truncate = true;
-    for (int32_t i = KV_ROPE_PARAMETERS; i <= KV_ROPE_SCALING; i++)
-        if (kv_key_flag(&group->source[i], "truncate", &group->rope.truncate, findings) == KV_KEY_WRONG)
+    for (int32_t i = KV_ROPE_PARAMETERS; i <= KV_ROPE_SCALING; i++) {
+        enum kv_key found = kv_key_flag(&group->source[i], "truncate", &value, findings);
+        if (found == KV_KEY_WRONG) return false;
+        if (found == KV_KEY_ABSENT) continue;
+        kv_key_path(&group->source[i], "truncate", here);
+        if (first[0] && value != group->rope.truncate) {
+            disagree(first, here, kv_text(value ? "false" : "true"), kv_text(value ? "true" : "false"),
+                     "Take the wrong one out of config.json.", findings);
             return false;
+        }
+        memcpy(first, here, sizeof first);
+        group->rope.truncate = value;
+    }
     return true;
 }
 
