@@ -113,7 +113,7 @@ static void read_value_scale(struct kv_config *config, const struct kv_sections 
     static const char key[] = "attention_value_scale";
     const struct kv_object *object = &sections->decoder;
     const json_t *value = json_object_get(object->json, key);
-    if (!value) {
+    if (!value || json_is_null(value)) {
         object = &sections->root;
         value = json_object_get(object->json, key);
     }
@@ -222,6 +222,8 @@ void kv_config_read(struct kv_config *config, int folder, const struct kv_checkp
         kv_config_quantized(config, &sections, findings);
         heed_positions(config, options, notes);
     } else {
+        if (error.fault == KV_CONFIG_INVALID)
+            kv_error_hint(&error, "Take config.json from where the checkpoint was published.");
         kv_findings_add(findings, -1, &error);
     }
     kv_json_free(json);

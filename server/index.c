@@ -39,7 +39,7 @@ static bool add_shard(struct kv_index *index, const char *name, const char *tens
     return true;
 }
 
-bool kv_index_read(struct kv_index *index, const struct kv_file *file, struct kv_findings *findings)
+static bool read_map(struct kv_index *index, const struct kv_file *file, struct kv_findings *findings)
 {
     struct kv_error error = {0};
     struct kv_object map = {0};
@@ -63,6 +63,18 @@ bool kv_index_read(struct kv_index *index, const struct kv_file *file, struct kv
         if (index->count == KV_SHARDS_MAX && !good) break;
     }
     return index->count > 0 || good;
+}
+
+bool kv_index_read(struct kv_index *index, const struct kv_file *file, struct kv_findings *findings)
+{
+    int32_t before = findings->count;
+    bool good = read_map(index, file, findings);
+    for (int32_t i = before; i < findings->count; i++) /* the code's own hint speaks of config.json */
+        kv_error_hint(
+            &findings->item[i].error,
+            "Take %.128s from where the checkpoint was published: it names files of its own folder.",
+            file->name);
+    return good;
 }
 
 const char *kv_index_find(const struct kv_index *index, const char *tensor)
