@@ -63,18 +63,21 @@ static void close_unused(struct kv_checkpoint *checkpoint)
         if (!used[i]) kv_file_close(&checkpoint->shards.shard[i].file);
 }
 
-/* The parts that are computed, not stored. */
-static bool make_tables(struct kv_checkpoint *checkpoint)
+/* The parts that are computed, not stored, as far as the config is known: one that cannot be made is a fault
+ * like any other. */
+static void make_tables(struct kv_checkpoint *checkpoint)
 {
     const struct kv_config *config = &checkpoint->config;
     struct kv_error error = {0};
-    assert(config->rope_known);
-    checkpoint->eps = calloc((size_t)config->layers, sizeof *checkpoint->eps);
-    checkpoint->inv_freq = calloc((size_t)config->rope.rotary_dim / 2, sizeof *checkpoint->inv_freq);
-    if (!checkpoint->eps || !checkpoint->inv_freq) return fail_memory(checkpoint->findings);
+    checkpoint->eps = calloc((size_t)config->layers + 1, sizeof *checkpoint->eps);
+    checkpoint->inv_freq = calloc((size_t)config->rope.rotary_dim / 2 + 1, sizeof *checkpoint->inv_freq);
+    if (!checkpoint->eps || !checkpoint->inv_freq) {
+        fail_memory(checkpoint->findings);
+        return;
+    }
     for (int32_t layer = 0; layer < config->layers; layer++) checkpoint->eps[layer] = (float)config->eps;
-    return kv_rope_frequencies(&config->rope, checkpoint->inv_freq, &error) ||
-           kv_findings_add(checkpoint->findings, -1, &error);
+    if (config->rope_known && !kv_rope_frequencies(&config->rope, checkpoint->inv_freq, &error))
+        kv_findings_add(checkpoint->findings, -1, &error);
 }
 
 static bool load(struct kv_checkpoint *checkpoint, const struct kv_checkpoint_options *options)
@@ -83,16 +86,18 @@ static bool load(struct kv_checkpoint *checkpoint, const struct kv_checkpoint_op
     int folder = open_folder(options->directory, findings);
     if (folder < 0) return false;
     kv_config_read(&checkpoint->config, folder, options, &checkpoint->notes, findings);
+    make_tables(checkpoint);
     bool found = kv_shards_open(&checkpoint->shards, folder, findings) &&
                  kv_layout_make(&checkpoint->layout, &checkpoint->shards, &checkpoint->config,
                                 &checkpoint->notes, findings);
     close(folder);
     if (!found || findings->count > checkpoint->findings_before) return false;
     struct kv_error error = {0};
+    assert(checkpoint->config.rope_known);
     close_unused(checkpoint);
-    return make_tables(checkpoint) && (kv_parts_open(&checkpoint->parts, &checkpoint->layout, checkpoint->eps,
-                                                     checkpoint->inv_freq, findings, &error) ||
-                                       kv_findings_add(findings, -1, &error));
+    return kv_parts_open(&checkpoint->parts, &checkpoint->layout, checkpoint->eps, checkpoint->inv_freq,
+                         findings, &error) ||
+           kv_findings_add(findings, -1, &error);
 }
 
 bool kv_checkpoint_open(struct kv_checkpoint **out, const struct kv_checkpoint_options *options,

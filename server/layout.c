@@ -60,11 +60,12 @@ bool kv_layout_make(struct kv_layout *layout, const struct kv_shards *shards, co
                     struct kv_notes *notes, struct kv_findings *findings)
 {
     int32_t before = findings->count;
-    if (config->layers == 0) return false;
-    bool *explained = calloc(2 * (size_t)config->layers, sizeof *explained);
-    layout->place = calloc((size_t)config->layers * KV_LAYER_PLACES, sizeof *layout->place);
+    /* Names give much away though it is not known how many layers there are to be. */
+    int32_t layers = config->layers ? config->layers : KV_LAYERS_MAX;
+    bool *explained = calloc(2 * (size_t)layers, sizeof *explained);
+    layout->place = calloc((size_t)layers * KV_LAYER_PLACES, sizeof *layout->place);
     if (explained && layout->place) {
-        kv_forms_check(shards, config->layers, explained, notes, findings);
+        kv_forms_check(shards, layers, explained, notes, findings);
         kv_layout_find(layout, shards, config, explained, findings);
         kv_layout_check(layout, config, findings);
         kv_layout_fc(layout, config, findings);
@@ -73,7 +74,7 @@ bool kv_layout_make(struct kv_layout *layout, const struct kv_shards *shards, co
                          "out of memory for the layout");
     }
     free(explained);
-    if (findings->count > before) return false;
+    if (config->layers == 0 || findings->count > before) return false;
     measure(layout, config);
     describe(layout, config, notes);
     return true;

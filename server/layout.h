@@ -22,6 +22,7 @@ struct kv_place {
 /* Zero-initialise. Borrows from the shards. */
 struct kv_layout {
     struct kv_geometry geometry;
+    bool dtype_known;       /* geometry.dtype is that of a projection */
     struct kv_place *place; /* [layers][KV_LAYER_PLACES] */
     struct kv_place fc, hidden_norm;
 };

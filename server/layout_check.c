@@ -63,7 +63,8 @@ static int64_t check_weight(const struct checker *checker, int32_t layer, enum k
     bool report = !place->fused || part == KV_PART_K_WEIGHT;
     int64_t kv_rows =
         config->kv_heads && config->head_dim ? (int64_t)config->kv_heads * config->head_dim : -1;
-    struct kv_value expected = kv_shape2(place->fused ? fused_rows(config) : kv_rows, config->hidden);
+    struct kv_value expected =
+        kv_shape2(place->fused ? fused_rows(config) : kv_rows, config->hidden ? config->hidden : -1);
     int64_t rows = tensor->rank == 2 ? rows_of(checker, place) : -1;
     bool unknown = place->fused && fused_rows(config) < 0;
     bool columns = tensor->rank != 2 || config->hidden == 0 || tensor->dims[1] == config->hidden;
@@ -110,13 +111,28 @@ static struct kv_value quotient(int64_t rows, int64_t head_dim)
     return rows % head_dim == 0 ? kv_integer(rows / head_dim) : kv_real((double)rows / (double)head_dim);
 }
 
+/* Layer 0 has nothing that can be used: then the config is all there is to compare with. */
+static bool compare_rows(const struct checker *checker, int32_t layer, enum kv_part part, int64_t rows)
+{
+    const struct kv_config *config = checker->config;
+    const struct kv_place *place = kv_layout_place(checker->layout, layer, part);
+    if (!config->head_dim || !config->kv_heads || rows == (int64_t)config->kv_heads * config->head_dim)
+        return true;
+    if (place->fused && part == KV_PART_V_WEIGHT) return false; /* said of K */
+    int64_t wanted = place->fused ? fused_rows(config) : (int64_t)config->kv_heads * config->head_dim;
+    return refuse_shape(checker, layer, place->stored,
+                        kv_shape2(wanted, config->hidden ? config->hidden : -1));
+}
+
 /* Heads of K or V (which = 0, 1) of a layer against those of layer 0. */
 static bool compare_heads(const struct checker *checker, int32_t layer, int32_t which,
                           const struct layer_says *first, int64_t first_rows, const struct layer_says *says)
 {
     static const enum kv_part parts[2] = {KV_PART_K_WEIGHT, KV_PART_V_WEIGHT};
     int64_t rows = says->rows[which];
-    if (rows < 0 || first_rows < 0 || says->head_dim < 0 || first->head_dim < 0) return true;
+    if (rows < 0) return true;
+    if (first_rows < 0) return compare_rows(checker, layer, parts[which], rows);
+    if (says->head_dim < 0 || first->head_dim < 0) return true;
     if ((double)rows * (double)first->head_dim == (double)first_rows * (double)says->head_dim) return true;
     const struct kv_stored *stored = stored_of(checker, layer, parts[which]);
     struct kv_error error = {0};
@@ -226,6 +242,7 @@ static void check_dtypes(const struct checker *checker)
         }
     }
     checker->layout->geometry.dtype = first;
+    checker->layout->dtype_known = known;
 }
 
 void kv_layout_check(struct kv_layout *layout, const struct kv_config *config, struct kv_findings *findings)
@@ -243,7 +260,9 @@ void kv_layout_fc(struct kv_layout *layout, const struct kv_config *config, stru
     const struct kv_tensor *tensor = fc->tensor;
     enum kv_dtype own = layout->geometry.dtype == KV_F32 ? KV_BF16 : layout->geometry.dtype;
     int64_t hidden = config->hidden;
-    if (tensor->dtype != own && tensor->dtype != KV_F32)
+    if (!layout->dtype_known && !computed(tensor->dtype))
+        refuse_dtype(&checker, -1, fc, any_dtype, "a dtype that is not computed with");
+    if (layout->dtype_known && tensor->dtype != own && tensor->dtype != KV_F32)
         refuse_dtype(&checker, -1, fc, own == KV_F16 ? "F16 or F32" : "BF16 or F32",
                      "not the projections' dtype");
     if (norm && !computed(norm->tensor->dtype))

@@ -51,7 +51,8 @@ static bool absent(const struct kv_place *place)
     return !place->stored && !place->unreadable;
 }
 
-static void report_missing(const struct finder *finder, int32_t layer, const char *name, const char *why)
+static void report_missing(const struct finder *finder, int32_t layer, const char *name, const char *why,
+                           const char *hint /* NULL: names and files */)
 {
     char key[KV_PARAM_BYTES];
     if (layer >= 0)
@@ -60,6 +61,7 @@ static void report_missing(const struct finder *finder, int32_t layer, const cha
         snprintf(key, sizeof key, "%s", name);
     struct kv_error error = {0};
     kv_fail_param(&error, KV_WEIGHTS_MISSING_TENSOR, key, "%.100s is missing%s", key, why);
+    if (hint) kv_error_hint(&error, "%s", hint);
     kv_error_hint(&error,
                   "Names are looked for as they stand here and with \"model.\" before them. Check that the "
                   "download is complete and that num_hidden_layers is right.");
@@ -115,10 +117,10 @@ static void require_projections(const struct finder *finder, int32_t layers, con
                          "here");
     for (int32_t layer = 0; layer < layers; layer++) {
         if (absent(kv_layout_place(finder->layout, layer, KV_PART_K_WEIGHT)) && !explained[2 * layer])
-            report_missing(finder, layer, "k_proj.weight", "");
+            report_missing(finder, layer, "k_proj.weight", "", NULL);
         if (absent(kv_layout_place(finder->layout, layer, KV_PART_V_WEIGHT)) && !explained[2 * layer + 1] &&
             !shared)
-            report_missing(finder, layer, "v_proj.weight", "");
+            report_missing(finder, layer, "v_proj.weight", "", NULL);
     }
 }
 
@@ -131,8 +133,11 @@ static void require_alike(const struct finder *finder, int32_t layers, enum kv_p
         any |= !absent(kv_layout_place(finder->layout, layer, part));
     for (int32_t layer = 0; layer < layers && (any || promised); layer++)
         if (absent(kv_layout_place(finder->layout, layer, part)))
-            report_missing(finder, layer, name,
-                           any ? ", while other layers have it" : ": attention_bias is true");
+            report_missing(
+                finder, layer, name, any ? ", while other layers have it" : ": attention_bias is true",
+                any ? NULL
+                    : "Set attention_bias to false in config.json if the model was trained without "
+                      "biases; else fetch the files that hold them.");
 }
 
 void kv_layout_find(struct kv_layout *layout, const struct kv_shards *shards, const struct kv_config *config,
@@ -151,5 +156,6 @@ void kv_layout_find(struct kv_layout *layout, const struct kv_shards *shards, co
     layout->fc = find(&finder, -1, "fc.weight");
     layout->hidden_norm = find(&finder, -1, "hidden_norm.weight");
     if (!absent(&layout->fc) && absent(&layout->hidden_norm))
-        report_missing(&finder, -1, "hidden_norm.weight", ", and fc's output cannot be used without it");
+        report_missing(&finder, -1, "hidden_norm.weight", ", and fc's output cannot be used without it",
+                       NULL);
 }
