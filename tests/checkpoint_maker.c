@@ -217,14 +217,6 @@ const char *made_path(const struct made *made, const char *file)
     return path;
 }
 
-void made_text(const struct made *made, const char *file, const char *text)
-{
-    FILE *out = fopen(made_path(made, file), "wb");
-    ck_assert_ptr_nonnull(out);
-    ck_assert_int_ge(fputs(text, out), 0);
-    ck_assert_int_eq(fclose(out), 0);
-}
-
 static void write_values(FILE *out, const struct made_tensor *tensor)
 {
     uint64_t bytes = 0;
@@ -341,36 +333,4 @@ const char *made_report(const struct kv_findings *findings)
                                  finding->error.param, finding->error.message);
     }
     return text;
-}
-
-static bool shows(const char *wanted, const struct kv_value *value)
-{
-    char text[KV_MESSAGE_BYTES];
-    return !wanted || strcmp(wanted, kv_value_print(value, text, sizeof text)) == 0;
-}
-
-void made_check(const struct made_case *one)
-{
-    struct made made;
-    struct kv_findings findings;
-    made_begin(&made);
-    made_config(&made, one->config);
-    made_change(&made, one->commands);
-    struct kv_checkpoint *checkpoint = made_open(made_write(&made), NULL, &findings);
-    const char *report = made_report(&findings);
-    ck_assert_msg(!checkpoint, "opened, not refused as %s", one->code);
-    ck_assert_msg(one->count == 0 || one->count == findings.count, "%s: %d findings, not %d:%s", one->code,
-                  (int)findings.count, (int)one->count, report);
-    bool found = false;
-    for (int32_t i = 0; i < findings.count && !found; i++) {
-        const struct kv_finding *finding = &findings.item[i];
-        found = strcmp(kv_fault_info(finding->error.fault)->code, one->code) == 0 &&
-                finding->layer == one->layer && strcmp(finding->error.param, one->param) == 0 &&
-                shows(one->expected, &finding->error.expected) && shows(one->got, &finding->error.got);
-    }
-    ck_assert_msg(found, "no %s in layer %d for %s, expected %s, got %s, among:%s", one->code,
-                  (int)one->layer, one->param, one->expected ? one->expected : "-", one->got ? one->got : "-",
-                  report);
-    kv_findings_free(&findings);
-    made_end(&made);
 }

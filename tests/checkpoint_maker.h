@@ -45,9 +45,8 @@ struct made_tensor *made_find(struct made *made, const char *name);
 /* Writes the files and returns the folder. */
 const char *made_write(struct made *made);
 
-/* A file of the folder: its path (static), its bytes changed. */
+/* The path of a file of the folder. Static. */
 const char *made_path(const struct made *made, const char *file);
-void made_text(const struct made *made, const char *file, const char *text);
 
 /* Removes the folder. */
 void made_end(struct made *made);
@@ -58,17 +57,6 @@ struct kv_checkpoint *made_open(const char *folder, const struct kv_checkpoint_o
 
 /* The first finding of this code (and layer, unless it is -2), or NULL. */
 const struct kv_finding *made_found(const struct kv_findings *findings, const char *code, int32_t layer);
-
-/* One change of the base and one of the findings that must follow. */
-struct made_case {
-    const char *config, *commands; /* for made_config and made_change */
-    const char *code;
-    int32_t layer;
-    const char *param;          /* exactly */
-    const char *expected, *got; /* as kv_value_print shows them; NULL: not looked at */
-    int32_t count;              /* of all findings; 0: not looked at */
-};
-void made_check(const struct made_case *one);
 
 /* All findings as one text, for the message of a failed test. Static. */
 const char *made_report(const struct kv_findings *findings);

@@ -1,8 +1,6 @@
-/* Inverse frequencies, yarn's ramp and attention factors, and that every spelling of the same RoPE means the
- * same. */
+/* Inverse frequencies, yarn's ramp and attention factors. How they are spelt is in tests/vectors/accepted/.
+ */
 #include "server/rope.h"
-
-#include "tests/checkpoint_maker.h"
 
 #include <check.h>
 #include <math.h>
@@ -154,152 +152,10 @@ START_TEST(llama3_keeps_fast_divides_slow_and_blends)
 }
 END_TEST
 
-/* Opens the base with this config and returns what it says of RoPE. */
-struct said {
-    float inv_freq[8];
-    struct kv_rope_info info;
-    struct kv_geometry geometry;
-};
-
-static struct said say(const char *patch, double theta, double attention_factor)
-{
-    struct said said = {.inv_freq = {0}};
-    struct made made;
-    struct kv_findings findings;
-    struct kv_error error = {0};
-    struct kv_description description = {0};
-    struct kv_checkpoint_options options = {.rope_theta = theta, .attention_factor = attention_factor};
-    made_begin(&made);
-    made_config(&made, patch);
-    struct kv_checkpoint *checkpoint = made_open(made_write(&made), &options, &findings);
-    ck_assert_msg(checkpoint != NULL, "%s:%s", patch, made_report(&findings));
-    struct kv_weights weights = kv_checkpoint_weights(checkpoint);
-    size_t bytes = (size_t)weights.geometry.rotary_dim / 2 * sizeof(float);
-    ck_assert(weights.read(weights.source, -1, KV_PART_INV_FREQ, 0, said.inv_freq, bytes, &error));
-    kv_checkpoint_describe(checkpoint, &description);
-    said.info = description.rope;
-    said.geometry = description.geometry;
-    kv_checkpoint_close(checkpoint);
-    kv_findings_free(&findings);
-    made_end(&made);
-    return said;
-}
-
-#define YARN "\"factor\": 4, \"original_max_position_embeddings\": 1024"
-
-START_TEST(spellings_mean_the_same)
-{
-    static const char *const patches[] = {
-        "{\"rope_theta\": 50000, \"rope_scaling\": {\"rope_type\": \"yarn\", " YARN "}}",
-        "{\"rope_theta\": 50000.0, \"rope_scaling\": {\"type\": \"yarn\", " YARN "}}",
-        "{\"rope_theta\": null, \"rope_scaling\": {\"rope_type\": \"yarn\", \"rope_theta\": 5e4, " YARN "}}",
-        "{\"rope_theta\": null, \"rope_parameters\": {\"rope_type\": \"yarn\", \"rope_theta\": 50000, " YARN
-        "}}",
-        "{\"rope_theta\": 50000, \"rope_parameters\": {\"rope_type\": \"yarn\", \"rope_theta\": 50000, " YARN
-        "}}",
-        "{\"rope_theta\": 50000, \"rope_parameters\": {\"rope_type\": \"yarn\", " YARN "}}",
-        "{\"rope_theta\": 10000, \"dflash_config\": {\"backbone_rotary_base\": 50000},"
-        " \"rope_scaling\": {\"type\": \"yarn\", " YARN "}}",
-        ("{\"rope_theta\": null, \"layer_types\": [\"a\", \"b\", \"a\"], \"rope_parameters\": {"
-         "\"a\": {\"rope_type\": \"yarn\", \"rope_theta\": 50000, " YARN "},"
-         "\"b\": {\"type\": \"yarn\", \"rope_theta\": 50000.0, \"beta_fast\": 32, " YARN "}}}"),
-        "{\"rope_theta\": 50000, \"original_max_position_embeddings\": 1024, \"partial_rotary_factor\": 1.0,"
-        " \"rope_is_neox_style\": true, \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4.0, "
-        "\"truncate\": true}}",
-        "{\"rope_theta\": 50000, \"max_position_embeddings\": 1024,"
-        " \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4.0, \"attention_factor\": null}}",
-    };
-    struct said first = say(patches[0], 0, -1);
-    ck_assert_str_eq(first.info.type, "yarn");
-    ck_assert_double_eq(first.info.theta, 50000);
-    ck_assert_double_eq(first.info.attention_factor, 1.138629436111989);
-    for (size_t i = 1; i < sizeof patches / sizeof patches[0]; i++) {
-        struct said other = say(patches[i], 0, -1);
-        ck_assert_mem_eq(first.inv_freq, other.inv_freq, sizeof first.inv_freq);
-        ck_assert_double_eq(other.info.theta, 50000);
-        ck_assert_double_eq(other.info.attention_factor, first.info.attention_factor);
-        ck_assert_float_eq(other.geometry.attention_factor, first.geometry.attention_factor);
-    }
-}
-END_TEST
-
-START_TEST(attention_factor_is_what_is_said_first)
-{
-    static const struct {
-        const char *extra;
-        double option, want;
-    } cases[] = {
-        {"", -1, 1.4158883083359672},
-        {", \"mscale\": 1.0, \"mscale_all_dim\": 1.0", -1, 1},
-        {", \"mscale\": 1.0, \"mscale_all_dim\": 0", -1, 1.4158883083359672},
-        {", \"mscale\": 1.0", -1, 1.4158883083359672},
-        {", \"attention_factor\": 1.7, \"mscale\": 1, \"mscale_all_dim\": 1", -1, 1.7},
-        {", \"attention_factor\": 0.0", -1, 0},
-        {", \"attention_factor\": null", -1, 1.4158883083359672},
-        {", \"attention_factor\": 1.7", 0, 0},
-        {", \"mscale\": 1.0, \"mscale_all_dim\": 1.0", 1.41589, 1.41589},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        char patch[512];
-        snprintf(patch, sizeof patch,
-                 "{\"rope_theta\": 50000, \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 64, "
-                 "\"original_max_position_embeddings\": 4096%s}}",
-                 cases[i].extra);
-        struct said said = say(patch, 0, cases[i].option);
-        ck_assert_double_eq(said.info.attention_factor, cases[i].want);
-        ck_assert_float_eq(said.geometry.attention_factor, (float)cases[i].want);
-    }
-    ck_assert_float_eq(say("{}", 0, 0.5).geometry.attention_factor, 0.5F);
-}
-END_TEST
-
-START_TEST(theta_is_what_overrides)
-{
-    static const char both[] = "{\"rope_theta\": 10000, \"rope_parameters\": {\"rope_theta\": 1000000.0}}";
-    static const char mimo[] = "{\"rope_theta\": 10000, \"partial_rotary_factor\": 0.5,"
-                               " \"dflash_config\": {\"backbone_rotary_base\": 5000000}}";
-    ck_assert_double_eq(say(both, 1e6, -1).info.theta, 1e6);
-    ck_assert_double_eq(say(both, 1234, -1).info.theta, 1234);
-    ck_assert_double_eq(say("{\"rope_theta\": null}", 7e5, -1).info.theta, 7e5);
-    struct said said = say(mimo, 0, -1);
-    ck_assert_double_eq(said.info.theta, 5e6);
-    ck_assert_int_eq(said.geometry.rotary_dim, 8);
-    ck_assert_float_eq_tol(said.inv_freq[3], (float)pow(5e6, -6.0 / 8), 1e-11F);
-    ck_assert_double_eq(say(mimo, 1e4, -1).info.theta, 1e4);
-}
-END_TEST
-
-START_TEST(partial_and_pairing_in_every_place)
-{
-    static const char *const halves[] = {
-        "{\"partial_rotary_factor\": 0.5}",
-        "{\"rope_parameters\": {\"partial_rotary_factor\": 0.5, \"rope_theta\": 1e6}}",
-        "{\"rope_scaling\": {\"partial_rotary_factor\": 0.5, \"rope_type\": \"default\"}}",
-        "{\"partial_rotary_factor\": 0.5, \"rotary_dim\": 8}",
-    };
-    static const char *const interleaved[] = {
-        "{\"rope_is_neox_style\": false}",
-        "{\"is_neox_style\": false}",
-        "{\"dflash_config\": {\"is_neox_style\": false}}",
-        "{\"rope_parameters\": {\"rope_is_neox_style\": false, \"rope_theta\": 1e6}}",
-    };
-    for (size_t i = 0; i < sizeof halves / sizeof halves[0]; i++)
-        ck_assert_int_eq(say(halves[i], 0, -1).geometry.rotary_dim, 8);
-    for (size_t i = 0; i < sizeof interleaved / sizeof interleaved[0]; i++) {
-        struct said said = say(interleaved[i], 0, -1);
-        ck_assert(said.geometry.interleaved && said.info.interleaved);
-    }
-    ck_assert_int_eq(say("{\"partial_rotary_factor\": 0.3}", 0, -1).geometry.rotary_dim, 4); /* 4.8, truncated
-                                                                                              */
-    ck_assert(!say("{\"rope_is_neox_style\": true}", 0, -1).geometry.interleaved);
-    ck_assert(!say("{\"rope_is_neox_style\": null}", 0, -1).geometry.interleaved);
-}
-END_TEST
-
 int main(void)
 {
     Suite *suite = suite_create("rope");
-    TCase *numbers = tcase_create("numbers"), *spellings = tcase_create("spellings");
+    TCase *numbers = tcase_create("numbers");
     tcase_add_test(numbers, default_is_powers_of_theta);
     tcase_add_test(numbers, linear_divides);
     tcase_add_test(numbers, yarn_ranges_are_the_published_ones);
@@ -307,12 +163,7 @@ int main(void)
     tcase_add_test(numbers, yarn_without_a_ramp_steps);
     tcase_add_test(numbers, yarn_attention_factors);
     tcase_add_test(numbers, llama3_keeps_fast_divides_slow_and_blends);
-    tcase_add_test(spellings, spellings_mean_the_same);
-    tcase_add_test(spellings, attention_factor_is_what_is_said_first);
-    tcase_add_test(spellings, theta_is_what_overrides);
-    tcase_add_test(spellings, partial_and_pairing_in_every_place);
     suite_add_tcase(suite, numbers);
-    suite_add_tcase(suite, spellings);
     SRunner *runner = srunner_create(suite);
     srunner_run_all(runner, CK_ENV);
     int failed = srunner_ntests_failed(runner);
