@@ -102,6 +102,17 @@ static void compare_notes(const char *path, const json_t *vector, const json_t *
     }
 }
 
+/* In order, each with its words; none that is not wanted. */
+static void compare_warnings(const char *path, const json_t *vector, const json_t *report)
+{
+    const json_t *wanted = json_object_get(vector, "warnings"), *said = json_object_get(report, "warnings");
+    bool alike = json_is_array(said) && json_array_size(wanted) == json_array_size(said);
+    for (size_t i = 0; alike && i < json_array_size(said); i++)
+        alike =
+            strstr(json_string_value(json_array_get(said, i)), json_string_value(json_array_get(wanted, i)));
+    if (!alike) complain(path, "other warnings", vector, report);
+}
+
 static void compare_fingerprints(const char *path, const json_t *vector, const json_t *report)
 {
     char other_path[512];
@@ -133,6 +144,7 @@ START_TEST(is_accepted)
         complain(path, what, vector, report);
     }
     compare_notes(path, vector, report);
+    compare_warnings(path, vector, report);
     compare_fingerprints(path, vector, report);
     json_decref(report);
     json_decref(vector);

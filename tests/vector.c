@@ -1,6 +1,7 @@
 /* See vector.h. */
 #include "tests/vector.h"
 
+#include "server/notes.h"
 #include "tests/checkpoint_maker.h"
 
 #include <check.h>
@@ -42,7 +43,7 @@ json_t *vector_read(const char *path)
     bool refused = strstr(path, "/refused/") != NULL;
     check_members(path, vector,
                   refused ? " why without config change index files options open errors "
-                          : " why without config change index files options model notes same_as ");
+                          : " why without config change index files options model notes warnings same_as ");
     check_items(path, vector, "files", file_members);
     check_items(path, vector, "errors", " code layer tensor expected got says hint ");
     if (json_object_get(vector, "options"))
@@ -53,7 +54,8 @@ json_t *vector_read(const char *path)
     if (refused)
         ck_assert_msg(json_object_get(vector, "errors") != NULL, "%s: does not say what comes out", path);
     else
-        ck_assert_msg(json_object_get(vector, "model") || json_object_get(vector, "same_as"),
+        ck_assert_msg(json_object_get(vector, "model") || json_object_get(vector, "same_as") ||
+                          json_object_get(vector, "warnings"),
                       "%s: does not say what comes out", path);
     return vector;
 }
@@ -230,7 +232,10 @@ json_t *vector_report(const char *path, const json_t *vector)
         made_open(open ? made_path(&made, open) : made.folder, &options, &findings);
     bool good = checkpoint && read_all(path, checkpoint, &findings);
     if (good) kv_checkpoint_describe(checkpoint, &description);
-    char *text = kv_check_encode(&description, findings.item, findings.count);
+    const char *warning[KV_NOTES_MAX];
+    int32_t warnings = 0;
+    while (good && (warning[warnings] = kv_checkpoint_warning(checkpoint, warnings)) != NULL) warnings++;
+    char *text = kv_check_encode(&description, warning, warnings, findings.item, findings.count);
     json_t *report = json_loads(text, 0, NULL);
     ck_assert_ptr_nonnull(report);
     if (good) add_what_the_report_leaves_out(report, checkpoint, &description.geometry);

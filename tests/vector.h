@@ -3,20 +3,28 @@
  * the test's.
  *
  *   why      one sentence
- *   without  [KEY...]: taken out of config.json
+ *   without  [KEY...], taken out of config.json
  *   config   merged into config.json; null is written as null
  *   change   [COMMAND...] of made_change
  *   index    merged into the index of a sharded checkpoint
- *   files    [{"file": NAME, one of: "text": TEXT (with "times": N), "json": VALUE, "hex": BYTES,
- *            "header": TEXT (a safetensors file with "data": N bytes behind it), "cut": N bytes off the end,
- *            "append": N zeros, "rename": NAME, "link": TARGET, "folder": true, "pipe": true, "remove":
- * true}], done in this order once all is written options  max_position, rope_theta, rope_attention_factor
- *   open     a name inside the folder to open in the folder's place
- *   errors   refused: [{"code", and where it matters "layer", "tensor", "expected", "got", as the report of
- * --check shows them, "says" and "hint": words of the sentence and of the hint}], all that come out, in any
- * order model    accepted: some of what the report shows; geometry has k_norm, k_bias, v_bias and value_scale
- * too notes    accepted: [words that the log says] same_as  accepted: the vector that has the same
- * fingerprint, hence the same K and V */
+ *   files    [{"file": NAME, and what becomes of it}], in this order once all is written: one of
+ *              "text": TEXT (with "times": N), "json": VALUE, "hex": BYTES,
+ *              "header": TEXT (a safetensors file with "data": N bytes behind it),
+ *              "cut": N bytes off the end, "append": N zeros,
+ *              "rename": NAME, "link": TARGET, "folder": true, "pipe": true, "remove": true
+ *   options  max_position, rope_theta, rope_attention_factor
+ *   open     a name inside the folder, to open in the folder's place
+ *
+ * refused:
+ *   errors   all that come out, in any order: [{"code", and where it matters "layer", "tensor",
+ *            "expected", "got", as the report of --check shows them, "says" and "hint": words of the
+ *            sentence and of the hint}]
+ *
+ * accepted:
+ *   model    some of what the report shows; geometry has k_norm, k_bias, v_bias and value_scale too
+ *   notes    [words that the log says]
+ *   warnings [words of each warning], all of them; without it there may be none
+ *   same_as  the vector that has the same fingerprint, hence the same K and V */
 #ifndef KV_TESTS_VECTOR_H
 #define KV_TESTS_VECTOR_H
 
