@@ -11,12 +11,13 @@
 
 static const char config_name[] = "config.json";
 
-static void missing(const struct kv_object *object, const char *key, struct kv_findings *findings)
+static void missing(const struct kv_object *object, const char *key, const char *expected,
+                    struct kv_findings *findings)
 {
     char path[KV_PARAM_BYTES];
     kv_key_path(object, key, path);
-    kv_findings_fail(findings, -1, KV_CONFIG_MISSING_KEY, path, kv_none(), kv_none(), "config.json has no %s",
-                     path);
+    kv_findings_fail(findings, -1, KV_CONFIG_MISSING_KEY, path, kv_text(expected), kv_text("nothing"),
+                     "config.json has no %s", path);
 }
 
 /* 0 when it is not known. */
@@ -25,7 +26,7 @@ static int64_t size_of(const struct kv_object *object, const char *key, int64_t 
 {
     int64_t size = 0;
     if (kv_key_integer(object, key, 1, max, &size, findings) == KV_KEY_ABSENT && required)
-        missing(object, key, findings);
+        missing(object, key, "an integer", findings);
     return size;
 }
 
@@ -68,7 +69,7 @@ static void read_eps(struct kv_config *config, const struct kv_object *decoder, 
     double eps = 0;
     enum kv_key key =
         kv_key_number(decoder, "rms_norm_eps", -DBL_MAX, DBL_MAX, "a number over 0", &eps, findings);
-    if (key == KV_KEY_ABSENT) missing(decoder, "rms_norm_eps", findings);
+    if (key == KV_KEY_ABSENT) missing(decoder, "rms_norm_eps", "a number above 0", findings);
     if (key != KV_KEY_FOUND) return;
     if ((float)eps > 0 && isfinite((float)eps)) {
         config->eps = eps;
@@ -132,7 +133,7 @@ static void read_model_type(const struct kv_object *object, struct kv_findings *
     if (kv_key_text(object, "model_type", &type, findings) != KV_KEY_FOUND) return;
     if (strcmp(type, "gemma") != 0 && strcmp(type, "gemma2") != 0 && strncmp(type, "gemma3", 6) != 0) return;
     kv_findings_fail(findings, -1, KV_ARCHITECTURE_UNSUPPORTED, kv_key_path(object, "model_type", path),
-                     kv_none(), kv_text(type),
+                     kv_text("norms that weigh by w"), kv_text(type),
                      "the norms of this model type weigh by 1 + w, which is not computed here");
 }
 

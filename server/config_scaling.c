@@ -72,8 +72,9 @@ static void read_theta(struct kv_rope_group *group, bool settled, struct kv_find
     char path[KV_PARAM_BYTES];
     struct kv_error error = {0};
     kv_key_path(&group->source[KV_ROPE_TOP], "rope_theta", path);
-    kv_fail_param(&error, KV_CONFIG_MISSING_KEY, path, "config.json gives no %s%s%s", path,
-                  group->layer_type[0] ? " for layers of type " : "", group->layer_type);
+    kv_fail_values(&error, KV_CONFIG_MISSING_KEY, path, kv_text("a number above 0"), kv_text("nothing"),
+                   "config.json gives no %s%s%s", path, group->layer_type[0] ? " for layers of type " : "",
+                   group->layer_type);
     kv_error_hint(&error, "Add %s to config.json, or give it with --rope-theta.", path);
     kv_findings_add(findings, layer_of(group), &error);
 }
@@ -195,8 +196,8 @@ static bool read_type(struct kv_rope_group *group, struct kv_findings *findings)
         }
     }
     if (said || !scaled) return true;
-    return kv_findings_fail(findings, layer_of(group), KV_CONFIG_MISSING_KEY, "rope_type", kv_none(),
-                            kv_none(),
+    return kv_findings_fail(findings, layer_of(group), KV_CONFIG_MISSING_KEY, "rope_type",
+                            kv_text("linear, yarn or llama3"), kv_text("nothing"),
                             "config.json scales RoPE by a factor and does not say of which rope_type");
 }
 
@@ -210,8 +211,8 @@ static bool required(struct kv_rope_group *group, const char *key, double min, c
     const struct kv_object *dict =
         &group->source[group->source[KV_ROPE_PARAMETERS].json ? KV_ROPE_PARAMETERS : KV_ROPE_SCALING];
     kv_key_path(dict, key, path);
-    return kv_findings_fail(findings, layer_of(group), KV_CONFIG_MISSING_KEY, path, kv_none(), kv_none(),
-                            "config.json has no %s, which rope type %s needs", path,
+    return kv_findings_fail(findings, layer_of(group), KV_CONFIG_MISSING_KEY, path, kv_text(expected),
+                            kv_text("nothing"), "config.json has no %s, which rope type %s needs", path,
                             kv_rope_type_name(group->rope.type));
 }
 

@@ -73,7 +73,9 @@ static bool is_quantized(const char *beside)
 
 static void refuse_quantized(const struct kv_stored *stored, int32_t layer, struct kv_findings *findings)
 {
-    kv_findings_fail(findings, layer, KV_WEIGHTS_QUANTIZED, stored->name, kv_none(), kv_none(),
+    kv_findings_fail(findings, layer, KV_WEIGHTS_QUANTIZED, stored->name,
+                     kv_text("weights without scales or packing"),
+                     kv_text(kv_dtype_name(stored->tensor->dtype)),
                      "%.120s belongs to a quantized form of the weights", stored->name);
 }
 
@@ -138,7 +140,7 @@ void kv_forms_check(const struct kv_shards *shards, int32_t layers, bool *explai
     for (int32_t i = 0; i < FORMS; i++)
         if (sightings[i].stored)
             kv_findings_fail(findings, sightings[i].layer, KV_ARCHITECTURE_UNSUPPORTED,
-                             sightings[i].stored->name, kv_none(), kv_none(),
+                             sightings[i].stored->name, kv_text("no such tensor"), kv_text("one"),
                              "%.100s: %s, which is not computed here", sightings[i].stored->name,
                              forms[i].why);
     if (surplus >= 0)

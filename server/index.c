@@ -48,8 +48,8 @@ static bool read_map(struct kv_index *index, const struct kv_file *file, struct 
     const struct kv_object root = {.json = index->json};
     enum kv_key found = kv_key_object(&root, "weight_map", &map, findings);
     if (found == KV_KEY_ABSENT)
-        return kv_findings_fail(findings, -1, KV_CONFIG_INVALID, "weight_map", kv_none(), kv_none(),
-                                "%.128s has no weight_map", file->name);
+        return kv_findings_fail(findings, -1, KV_CONFIG_INVALID, "weight_map", kv_text("an object"),
+                                kv_text("nothing"), "%.128s has no weight_map", file->name);
     if (found == KV_KEY_WRONG) return false;
     const char *tensor;
     json_t *shard;

@@ -60,7 +60,8 @@ static void report_missing(const struct finder *finder, int32_t layer, const cha
     else
         snprintf(key, sizeof key, "%s", name);
     struct kv_error error = {0};
-    kv_fail_param(&error, KV_WEIGHTS_MISSING_TENSOR, key, "%.100s is missing%s", key, why);
+    kv_fail_values(&error, KV_WEIGHTS_MISSING_TENSOR, key, kv_text("one tensor"), kv_text("none"),
+                   "%.100s is missing%s", key, why);
     if (hint) kv_error_hint(&error, "%s", hint);
     kv_error_hint(&error,
                   "Names are looked for as they stand here and with \"model.\" before them. Check that the "
@@ -112,7 +113,7 @@ static void require_projections(const struct finder *finder, int32_t layers, con
     for (int32_t layer = 0; layer < layers; layer++) v_explained |= explained[2 * layer + 1];
     if (shared && !v_explained)
         kv_findings_fail(finder->findings, 0, KV_ARCHITECTURE_UNSUPPORTED, "layers.0.self_attn.v_proj.weight",
-                         kv_none(), kv_none(),
+                         kv_text("a V projection in every layer"), kv_text("none"),
                          "no layer has a V projection: V is made from K, which is not computed "
                          "here");
     for (int32_t layer = 0; layer < layers; layer++) {
