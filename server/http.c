@@ -47,6 +47,9 @@ static enum MHD_Result begin(struct kv_exchange *exchange, const char *path)
                               (unsigned int)limits->idle_seconds);
     if (!ok && exchange->err.fault == KV_CLIENT_GONE) return MHD_NO;
     if (!ok && now) return kv_reply_error(exchange, true);
+    /* Expect without a body: were it not answered here, the library would say 100 and take for the body
+     * whatever has come behind, the next request. */
+    if (ok && now && exchange->announced == 0) return exchange->route->answer(exchange);
     int64_t seconds = limits->upload_seconds;
     if (exchange->job) {
         seconds += (int64_t)(exchange->announced >> 20);

@@ -10,17 +10,39 @@
 
 /* How often each header that frames a body is there. */
 struct framing {
-    int32_t lengths, codings, expects, encodings, hosts, malformed;
+    int32_t lengths, codings, expects, encodings, hosts, timeouts, misnamed, folded;
     const char *length, *coding, *expect, *encoding, *timeout;
 };
+
+/* Anything else in a name is read as part of it here, and as its end or as another header elsewhere. */
+static bool is_token(const char *name)
+{
+    static const char allowed[] =
+        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789!#$%&'*+-.^_`|~";
+    return name[strspn(name, allowed)] == '\0';
+}
+
+/* Before its version 1, the library appends the continuation of a folded line to the header's name, which it
+ * moves for that: "Transfer-Encoding:", folded before "chunked", is a header that nobody looks for. */
+static bool is_folded(const char *name, const char *value)
+{
+#if MHD_VERSION < 0x01000000
+    const char *behind = name + strlen(name) + 1;
+    return value != behind + strspn(behind, " \t");
+#else
+    (void)name;
+    (void)value;
+    return false;
+#endif
+}
 
 static enum MHD_Result note(void *cls, enum MHD_ValueKind kind, const char *key, const char *value)
 {
     struct framing *framing = cls;
     (void)kind;
+    if (!is_token(key)) framing->misnamed++;
+    if (value && is_folded(key, value)) framing->folded++;
     if (!value) value = "";
-    /* "Content-Length : 5" frames a body for some readers and not for others. */
-    if (strpbrk(key, " \t")) framing->malformed++;
     if (strcasecmp(key, MHD_HTTP_HEADER_CONTENT_LENGTH) == 0) {
         framing->lengths++;
         framing->length = value;
@@ -36,6 +58,7 @@ static enum MHD_Result note(void *cls, enum MHD_ValueKind kind, const char *key,
     } else if (strcasecmp(key, MHD_HTTP_HEADER_HOST) == 0) {
         framing->hosts++;
     } else if (strcasecmp(key, "X-Request-Timeout-Ms") == 0) {
+        framing->timeouts++;
         framing->timeout = value;
     }
     return MHD_YES;
@@ -60,7 +83,10 @@ void kv_check_request_id(struct kv_exchange *exchange)
 
 static bool check_framing(const struct framing *framing, struct kv_error *err)
 {
-    if (framing->malformed > 0) return kv_fail(err, KV_HEADER_INVALID, "a header's name has a blank in it");
+    if (framing->misnamed > 0)
+        return kv_fail(err, KV_HEADER_INVALID, "a header's name has a character that none may have");
+    if (framing->folded > 0)
+        return kv_fail(err, KV_HEADER_INVALID, "a header goes on in a second line, which is not read");
     if (framing->lengths > 1)
         return kv_fail_values(err, KV_HEADER_INVALID, "Content-Length", kv_integer(1),
                               kv_integer(framing->lengths), "Content-Length is given more than once");
@@ -70,6 +96,9 @@ static bool check_framing(const struct framing *framing, struct kv_error *err)
     if (framing->codings > 1 || (framing->coding && strcasecmp(framing->coding, "chunked") != 0))
         return kv_fail_values(err, KV_HEADER_INVALID, "Transfer-Encoding", kv_none(),
                               kv_text(framing->coding), "this Transfer-Encoding is not read");
+    if (framing->timeouts > 1)
+        return kv_fail_values(err, KV_HEADER_INVALID, "X-Request-Timeout-Ms", kv_integer(1),
+                              kv_integer(framing->timeouts), "X-Request-Timeout-Ms is given more than once");
     return true;
 }
 

@@ -66,8 +66,8 @@ const struct kv_route *kv_route_table(int32_t *count);
 /* Sets exchange->route (never NULL), rest and, where there is no such route or method, err. */
 void kv_route_find(struct kv_exchange *exchange, const char *path, const char *method);
 
-/* http_checks.c: what the head of a request says. True: read on. False: err is set; *now says to answer at
- * once. */
+/* http_checks.c: what the head of a request says. True: read on. False: err is set. *now says that the
+ * answer, where there is one already, goes out at once. */
 bool kv_check_head(struct kv_exchange *exchange, const char *path, bool *now);
 void kv_check_request_id(struct kv_exchange *exchange);
 
