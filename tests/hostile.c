@@ -119,15 +119,13 @@ unsigned char *hostile_post(const void *body, size_t body_bytes, const char *ext
     return wire;
 }
 
-unsigned char *hostile_body_wire(const struct hostile_body *body, size_t *count)
+unsigned char *hostile_document(const struct hostile_body *body, size_t *bytes)
 {
     uint64_t length = body->header_bytes;
-    size_t bytes = KV_DOCUMENT_PREFIX_BYTES + body->header_bytes + body->data_bytes;
-    unsigned char *document = calloc(1, bytes);
+    *bytes = KV_DOCUMENT_PREFIX_BYTES + body->header_bytes + body->data_bytes;
+    unsigned char *document = calloc(1, *bytes);
     if (!document) abort();
     memcpy(document, &length, sizeof length);
     memcpy(document + KV_DOCUMENT_PREFIX_BYTES, body->header, body->header_bytes);
-    unsigned char *wire = hostile_post(document, bytes, "", count);
-    free(document);
-    return wire;
+    return document;
 }

@@ -42,7 +42,8 @@ const struct hostile_body *hostile_bodies(int32_t *count);
 
 /* POST /v1/materialize with this body as bytes on the wire; free() it. */
 unsigned char *hostile_post(const void *body, size_t body_bytes, const char *extra, size_t *count);
-unsigned char *hostile_body_wire(const struct hostile_body *body, size_t *count);
+/* The body itself; free() it. */
+unsigned char *hostile_document(const struct hostile_body *body, size_t *bytes);
 
 /* How the bytes are sent. */
 enum talk_pieces { TALK_WHOLE, TALK_BYTES /* one at a time */ };
