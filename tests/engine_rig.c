@@ -17,10 +17,9 @@ const struct kv_geometry engine_rig_geometry = {
     .attention_factor = 1,
 };
 
-struct kv_engine *engine_rig_open(struct kv_engine_options options)
+struct kv_engine *engine_rig_open_cold(struct kv_engine_options options)
 {
     struct kv_limits *limits = &options.limits;
-    struct kv_error err = {0};
     if (!limits->tokens_max) limits->tokens_max = 16384;
     if (!limits->body_bytes_max) limits->body_bytes_max = 64 << 20;
     if (!limits->pool_bytes) limits->pool_bytes = 16 << 20;
@@ -31,13 +30,26 @@ struct kv_engine *engine_rig_open(struct kv_engine_options options)
     if (!limits->upload_seconds) limits->upload_seconds = 30;
     if (!limits->reply_seconds) limits->reply_seconds = 30;
     struct kv_engine *engine = kv_engine_open(&options);
+    if (!engine) abort();
+    return engine;
+}
+
+void engine_rig_warm(struct kv_engine *engine)
+{
+    struct kv_error err = {0};
     struct kv_backend *backend = fake_open(&engine_rig_geometry);
-    if (!engine || !backend || !kv_engine_start(engine, &fake_ops, backend, &engine_rig_geometry, &err)) {
+    if (!backend || !kv_engine_start(engine, &fake_ops, backend, &engine_rig_geometry, &err)) {
         fprintf(stderr, "the engine does not start: %s\n", err.message);
         abort();
     }
     fake.batches = fake.items = fake.rows = fake.rows_max_seen = fake.items_max_seen = 0;
     kv_engine_open_doors(engine);
+}
+
+struct kv_engine *engine_rig_open(struct kv_engine_options options)
+{
+    struct kv_engine *engine = engine_rig_open_cold(options);
+    engine_rig_warm(engine);
     return engine;
 }
 

@@ -9,6 +9,9 @@ extern const struct kv_geometry engine_rig_geometry;
 
 /* Resets the fake device, then opens and starts an engine with these options (zeros: defaults for tests). */
 struct kv_engine *engine_rig_open(struct kv_engine_options options);
+/* The same in two steps: an engine that has no device yet, and the device for it. */
+struct kv_engine *engine_rig_open_cold(struct kv_engine_options options);
+void engine_rig_warm(struct kv_engine *engine);
 /* Closes it and checks that the device got everything back. */
 void engine_rig_close(struct kv_engine *engine);
 

@@ -18,11 +18,11 @@ static void must(bool ok, const char *what)
     abort();
 }
 
-void http_rig_open(struct http_rig *rig, struct kv_engine_options options)
+void http_rig_open_cold(struct http_rig *rig, struct kv_engine_options options)
 {
     struct kv_error err = {0};
     char path[128];
-    *rig = (struct http_rig){.engine = engine_rig_open(options)};
+    *rig = (struct http_rig){.engine = engine_rig_open_cold(options)};
     snprintf(path, sizeof path, "unix:/tmp/kvmat_http_%d.sock", (int)getpid());
     must(kv_listener_open(&rig->listener[0], "127.0.0.1:0", &err), err.message);
     must(kv_listener_open(&rig->listener[1], path, &err), err.message);
@@ -34,6 +34,12 @@ void http_rig_open(struct http_rig *rig, struct kv_engine_options options)
                                                .eps = rig->eps};
     must(kv_http_open(&rig->http, &http, &err), err.message);
     kv_http_describe(rig->http, &rig->description);
+}
+
+void http_rig_open(struct http_rig *rig, struct kv_engine_options options)
+{
+    http_rig_open_cold(rig, options);
+    engine_rig_warm(rig->engine);
 }
 
 void http_rig_close(struct http_rig *rig)
