@@ -44,7 +44,7 @@ comma := ,
 quiet = $(if $(V),,@)
 say   = $(if $(V),,@printf '  %-5s %s\n' $(1) $(2))
 
-.PHONY: all tests check check-built check-gpu check-gpu-built bench-gpu bench-gpu-built demo demo-built bench bench-built layers format lint docs asan tsan fuzz clean help
+.PHONY: all tests check check-built flood flood-built check-gpu check-gpu-built bench-gpu bench-gpu-built demo demo-built bench bench-built layers format lint docs asan tsan fuzz clean help
 all: $(DAEMON) $(TOOL) $(REFERENCE) ## build kvmatd and kvmat in build/release/ (BUILD=debug, asan or tsan elsewhere)
 	@printf '%s\n' "$(if $(NVCC),$(if $(CUDA_OBJECTS),CUDA: built with the toolkit at $(CUDA).,CUDA: left out of a $(BUILD) build.),CUDA: no toolkit found: built for the CPU.)"
 
@@ -146,6 +146,13 @@ check: layers ## install what is missing, build, run every test
 	$(quiet)$(AGAIN) check-built
 check-built: tests
 	$(quiet)tests/run.sh $(OUT)
+
+FLOOD ?= 20000
+flood: ## FLOOD bad requests of every kind to one server: memory and descriptors stay what they are
+	$(quiet)tests/packages.sh check
+	$(quiet)$(AGAIN) flood-built
+flood-built: $(OUT)/tests/test_server_flood
+	$(quiet)KVMAT_FLOOD=$(FLOOD) $< 2>$<.log
 
 check-gpu: ## the CUDA backend against the CPU backend, and under compute-sanitizer; says skip without a GPU
 	$(quiet)tests/packages.sh check
