@@ -28,7 +28,8 @@ static bool is_folded(const char *name, const char *value)
 {
 #if MHD_VERSION < 0x01000000
     const char *behind = name + strlen(name) + 1;
-    return value != behind + strspn(behind, " \t");
+    while (behind < value && (*behind == ' ' || *behind == '\t')) behind++;
+    return behind != value;
 #else
     (void)name;
     (void)value;

@@ -124,6 +124,11 @@ static const struct hostile heads[] = {
      HOSTILE_ENDED},
     {BYTES(POST "Transfer-Encoding: chunked\r\n\r\n0\r\nContent-Length: 5\r\n\r\n"), 411, "length_required",
      HOSTILE_KEPT}, /* a trailer frames nothing */
+    {BYTES(GET "Transfer-Encoding: chunked\r\n\r\n3a\r\n" INNER "\r\n0\r\n\r\n"), 200, NULL, HOSTILE_KEPT},
+    {BYTES(POST "Transfer-Encoding: chunked\r\n\r\n3A;x=y\r\n" INNER "\r\n0\r\n\r\n"), 411, "length_required",
+     HOSTILE_KEPT},
+    {BYTES("POST /nope HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n3a\r\n" INNER "\r\n0\r\n\r\n"),
+     HOSTILE_REFUSED, NULL, HOSTILE_ENDED},
     CHUNK("zz\r\n"),
     CHUNK("-1\r\n"),
     CHUNK("0x5\r\n"),
@@ -195,6 +200,14 @@ static const struct hostile heads[] = {
     EXPECTED("Expect: 100-continue\r\nExpect: 100-continue\r\n"),
     {BYTES("POST /nope HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n"), 404,
      "not_found", HOSTILE_ENDED},
+    /* and the body comes all the same */
+    {BYTES(POST "Expect: the-moon\r\nContent-Length: " INNER_BYTES "\r\n\r\n" INNER), 417,
+     "expectation_failed", HOSTILE_ENDED},
+    {BYTES("POST /nope HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: " INNER_BYTES
+           "\r\n\r\n" INNER),
+     404, "not_found", HOSTILE_ENDED},
+    {BYTES(POST "Expect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\n3a\r\n" INNER "\r\n0\r\n\r\n"),
+     411, "length_required", HOSTILE_ENDED},
     /* Nothing to continue with: what follows is a request, and no body. */
     {BYTES(GET "Expect: 100-continue\r\n\r\n"), 200, NULL, HOSTILE_EITHER},
     {BYTES(GET "Expect: 100-continue\r\nContent-Length: 0\r\n\r\n"), 200, NULL, HOSTILE_EITHER},
@@ -230,6 +243,7 @@ static const struct hostile heads[] = {
     NO_HTTP("POST /v1/materialize HTTP/1.1\nHost: x\nContent-Length: " INNER_BYTES "\n\n" INNER),
     NO_HTTP("GET /health HTTP/1.1\rHost: x\r\r"),
     NO_HTTP(GET "X: a\rb\r\n\r\n"),
+    NO_HTTP(GET "Transfer-Encoding: chunked\r\n\r\n3a\n" INNER "\n0\n\n"),
     NO_HTTP(GET "X: a\0b\r\n\r\n"),
     NO_HTTP(GET "Host:\r\n\r\n"),
     NO_HTTP(GET ": value\r\n\r\n"),

@@ -11,7 +11,6 @@
 
 static struct http_rig rig;
 
-#define BYTES(text) text, sizeof(text) - 1
 #define POST "POST /v1/materialize HTTP/1.1\r\nHost: x\r\n"
 
 /* What an answer says beside its object. */
@@ -133,25 +132,24 @@ struct row {
     unsigned int flags;
 };
 
-#define REQUEST(hidden, positions)                                                                           \
-    BYTES("{\"hidden_states\":{\"dtype\":" hidden "},\"positions\":{\"dtype\":" positions "}}")
 #define SENT(text) .bytes = (text), .count = sizeof(text) - 1
+#define BODY(text, data_bytes) .body = {text, sizeof(text) - 1, data_bytes, 0, NULL}
+#define REQUEST(hidden, positions)                                                                           \
+    "{\"hidden_states\":{\"dtype\":" hidden "},\"positions\":{\"dtype\":" positions "}}"
 #define HIDDEN "\"BF16\",\"shape\":[1,8],\"data_offsets\":[0,16]"
 #define PLACE "\"I64\",\"shape\":[1],\"data_offsets\":[16,24]"
 
 static const struct row rows[] = {
     {KV_BODY_MALFORMED, 400, SENT(POST "Content-Length: 3\r\n\r\nabc")},
-    {KV_SIZE_MISMATCH, 400, .body = {REQUEST(HIDDEN, PLACE), 23}},
-    {KV_TENSOR_MISSING, 400, .body = {BYTES("{}"), 0}},
-    {KV_TENSOR_UNEXPECTED, 400,
-     .body = {BYTES("{\"x\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}"), 1}},
-    {KV_DTYPE_UNSUPPORTED, 400,
-     .body = {REQUEST(HIDDEN, "\"U64\",\"shape\":[1],\"data_offsets\":[16,24]"), 24}},
+    {KV_SIZE_MISMATCH, 400, BODY(REQUEST(HIDDEN, PLACE), 23)},
+    {KV_TENSOR_MISSING, 400, BODY("{}", 0)},
+    {KV_TENSOR_UNEXPECTED, 400, BODY("{\"x\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1)},
+    {KV_DTYPE_UNSUPPORTED, 400, BODY(REQUEST(HIDDEN, "\"U64\",\"shape\":[1],\"data_offsets\":[16,24]"), 24)},
     {KV_HIDDEN_SHAPE_MISMATCH, 400,
-     .body = {REQUEST("\"BF16\",\"shape\":[2,4],\"data_offsets\":[0,16]", PLACE), 24}},
+     BODY(REQUEST("\"BF16\",\"shape\":[2,4],\"data_offsets\":[0,16]", PLACE), 24)},
     {KV_POSITIONS_SHAPE_MISMATCH, 400,
-     .body = {REQUEST(HIDDEN, "\"I32\",\"shape\":[2],\"data_offsets\":[16,24]"), 24}},
-    {KV_POSITION_OUT_OF_RANGE, 400, .body = {REQUEST(HIDDEN, PLACE), 24}, .position = -1},
+     BODY(REQUEST(HIDDEN, "\"I32\",\"shape\":[2],\"data_offsets\":[16,24]"), 24)},
+    {KV_POSITION_OUT_OF_RANGE, 400, BODY(REQUEST(HIDDEN, PLACE), 24), .position = -1},
     {KV_PARAMETER_INVALID, 400, SENT(POST "X-Request-Timeout-Ms: soon\r\nContent-Length: 3\r\n\r\nabc")},
     {KV_HEADER_INVALID, 400, SENT(POST "Content-Length: 3\r\nTransfer-Encoding: gzip\r\n\r\nabc"),
      .flags = ENDS},
@@ -163,9 +161,9 @@ static const struct row rows[] = {
     {KV_UPLOAD_TIMEOUT, 408, SENT(POST "Content-Length: 3\r\n\r\nab"), .flags = ENDS},
     {KV_LENGTH_REQUIRED, 411, SENT(POST "\r\n")},
     {KV_TOKENS_LIMIT_EXCEEDED, 413,
-     .body = {REQUEST("\"BF16\",\"shape\":[17,8],\"data_offsets\":[0,272]",
-                      "\"I64\",\"shape\":[17],\"data_offsets\":[272,408]"),
-              408}},
+     BODY(REQUEST("\"BF16\",\"shape\":[17,8],\"data_offsets\":[0,272]",
+                  "\"I64\",\"shape\":[17],\"data_offsets\":[272,408]"),
+          408)},
     {KV_PAYLOAD_TOO_LARGE, 413, SENT(POST "Content-Length: 1099511627776\r\n\r\n"), .flags = ENDS},
     {KV_MEDIA_TYPE_UNSUPPORTED, 415, SENT(POST "Content-Encoding: br\r\nContent-Length: 3\r\n\r\nabc"),
      .head = "\r\nAccept-Encoding: identity\r\n"},
@@ -236,9 +234,9 @@ static void assert_object(const struct http_reply *reply, const struct row *row)
 START_TEST(test_code)
 {
     const struct row *row = &rows[_i];
-    const struct kv_engine_options options = {
-        .spin_us = 20,
-        .limits = {.tokens_max = 16, .queue_max = 1, .upload_seconds = 1, .body_bytes_max = 1 << 20}};
+    struct kv_engine_options options = {
+        .spin_us = 20, .limits = {.tokens_max = 16, .queue_max = 1, .body_bytes_max = 1 << 20}};
+    if (row->fault == KV_UPLOAD_TIMEOUT) options.limits.upload_seconds = 1;
     if (row->not_sent) return;
     memset(&fake, 0, sizeof fake);
     if (row->fault == KV_NOT_READY)

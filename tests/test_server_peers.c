@@ -23,7 +23,7 @@ static void setup(void)
 static void setup_short(void)
 {
     memset(&fake, 0, sizeof fake);
-    http_rig_open(&rig, (struct kv_engine_options){.limits = {.idle_seconds = 1}});
+    http_rig_open(&rig, (struct kv_engine_options){.limits = {.idle_seconds = 2}});
 }
 
 static void teardown(void)
