@@ -11,13 +11,16 @@ MODE_release := -O2 -g
 MODE_debug   := -O0 -g3
 MODE_asan    := -O1 -g3 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
 MODE_tsan    := -O1 -g3 -fno-omit-frame-pointer -fsanitize=thread
+MODE_fuzz    := -O1 -g3 -fno-omit-frame-pointer -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
 ifndef MODE_$(BUILD)
-$(error BUILD=$(BUILD) is not one of: release debug asan tsan)
+$(error BUILD=$(BUILD) is not one of: release debug asan tsan fuzz)
 endif
 
 PKG_CONFIG ?= pkg-config
 WARN := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wvla -Wstrict-prototypes -Wmissing-prototypes \
         -Wcast-align=strict -Wformat=2 -Wswitch -Wundef -Werror
+# Fuzz targets need clang, which knows other warnings.
+WARN += $(if $(filter fuzz,$(BUILD)),-Wno-unknown-warning-option -Wno-format-nonliteral)
 # -ffp-contract=off: a row's bits are what the source says, on every compiler; fused operations are written as such.
 BASE := -std=c11 -D_GNU_SOURCE $(MODE_$(BUILD)) $(WARN) -ffp-contract=off -fno-math-errno -pthread -I.
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
@@ -44,7 +47,7 @@ comma := ,
 quiet = $(if $(V),,@)
 say   = $(if $(V),,@printf '  %-5s %s\n' $(1) $(2))
 
-.PHONY: all tests check check-built flood flood-built check-gpu check-gpu-built bench-gpu bench-gpu-built demo demo-built bench bench-built layers format lint docs asan tsan fuzz clean help
+.PHONY: all tests check check-built flood flood-built check-gpu check-gpu-built bench-gpu bench-gpu-built demo demo-built bench bench-built layers format lint docs asan tsan fuzz fuzz-built clean help
 all: $(DAEMON) $(TOOL) $(REFERENCE) ## build kvmatd and kvmat in build/release/ (BUILD=debug, asan or tsan elsewhere)
 	@printf '%s\n' "$(if $(NVCC),$(if $(CUDA_OBJECTS),CUDA: built with the toolkit at $(CUDA).,CUDA: left out of a $(BUILD) build.),CUDA: no toolkit found: built for the CPU.)"
 
@@ -55,7 +58,7 @@ $(OUT)/%.o: %.c
 	    -MMD -MP -c $< -o $@
 
 # With a toolkit, host code in C against its libraries, and nvcc for the kernels alone. Sanitizers watch CPU builds.
-CUDA_SOURCES := $(if $(NVCC),$(if $(filter asan tsan,$(BUILD)),,$(sort $(wildcard kernels/cuda_*.c kernels/cuda_*.cu))))
+CUDA_SOURCES := $(if $(NVCC),$(if $(filter asan tsan fuzz,$(BUILD)),,$(sort $(wildcard kernels/cuda_*.c kernels/cuda_*.cu))))
 CUDA_OBJECTS := $(patsubst %,$(OUT)/%.o,$(basename $(CUDA_SOURCES)))
 CUDA_LIBS    := $(if $(CUDA_OBJECTS),-L$(CUDA)/lib64 -Wl$(comma)-rpath$(comma)$(CUDA)/lib64 -lcublasLt -lcudart -lstdc++)
 CUDA_ARCHS   ?= -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90a,code=sm_90a \
@@ -103,7 +106,7 @@ $(eval $(call program,$(REFERENCE),$(call objs,$(wildcard tests/reference*.c)) $
 
 # What tests share stands beside them, in tests/*.c without a prefix, and is linked where it is used.
 KIT := $(OUT)/libkit.a
-KIT_SOURCES := $(filter-out tests/test_% tests/bench_% tests/fuzz_% tests/gpu_% tests/reference%,$(wildcard tests/*.c))
+KIT_SOURCES := $(filter-out tests/test_% tests/bench_% tests/gpu_% tests/reference%,$(wildcard tests/*.c))
 $(KIT): $(call objs,$(KIT_SOURCES))
 	$(call say,AR,$@)
 	$(quiet)rm -f $@ && $(AR) rcs $@ $^
@@ -132,6 +135,15 @@ GPU_BENCHES := $(if $(CUDA_OBJECTS),$(OUT)/tests/gpu_bench $(OUT)/tests/gpu_benc
 $(OUT)/tests/gpu_bench.o $(OUT)/tests/gpu_kernels.o: BASE += -isystem $(CUDA)/include
 $(eval $(call program,$(OUT)/tests/gpu_bench,$(OUT)/tests/gpu_bench.o $(OUT)/tests/gpu_bench_ceiling.o $(rooms_kernels),$(LIBS_protocol),$(CUDA_LIBS)))
 $(eval $(call program,$(OUT)/tests/gpu_bench_echo,$(OUT)/tests/gpu_bench_echo.o,$(LIBS_protocol)))
+
+# Fuzz targets, tests/fuzz/*.c, with what little of the kit they need: they are not to ask for libcheck.
+FUZZERS := $(patsubst tests/%.c,$(OUT)/tests/%,$(sort $(wildcard tests/fuzz/*.c)))
+FUZZ_KIT := $(OUT)/libfuzzkit.a
+$(FUZZ_KIT): $(call objs,tests/http_rig.c tests/engine_rig.c tests/fake_backend.c)
+	$(call say,AR,$@)
+	$(quiet)rm -f $@ && $(AR) rcs $@ $^
+$(FUZZERS): LDFLAGS += -fsanitize=fuzzer
+$(foreach t,$(FUZZERS),$(eval $(call program,$(t),$(t).o $(FUZZ_KIT) $(SERVER) $(KERNELS) $(PROTOCOL),$(LIBS_server))))
 
 -include $(shell find $(OUT) -name '*.d' 2>/dev/null)
 
@@ -200,8 +212,11 @@ docs: $(TOOL) ## write protocol/ERRORS.md from the table
 
 FUZZ_SECONDS ?= 60
 CLANG ?= clang
-fuzz: ## both fuzz targets, FUZZ_SECONDS each (needs clang)
-	$(quiet)CC="$(CLANG)" tests/fuzz.sh $(FUZZ_SECONDS)
+fuzz: ## every fuzz target for FUZZ_SECONDS, under the sanitizers (needs clang; CLANG names another one)
+	$(quiet)tests/packages.sh fuzz
+	$(quiet)$(AGAIN) BUILD=fuzz CC=$(CLANG) fuzz-built
+fuzz-built: $(FUZZERS)
+	$(quiet)tests/fuzz.sh $(OUT) $(FUZZ_SECONDS)
 
 clean: ## remove build/
 	rm -rf build

@@ -5,7 +5,7 @@
 set -eu
 
 usage() {
-    echo "usage: packages.sh SET..., sets: build demo check bench lint image" >&2
+    echo "usage: packages.sh SET..., sets: build demo check bench lint image fuzz" >&2
     exit 2
 }
 
@@ -16,6 +16,7 @@ packages_of() {
     check) echo "$(packages_of demo) check" ;;
     bench) echo "$(packages_of check) libopenblas-dev" ;;
     image) echo debootstrap iproute2 ;;
+    fuzz) echo "$(packages_of build) clang libclang-rt-dev" ;;
     lint) echo "$(packages_of build) clang-format clang-tidy cppcheck shellcheck" ;;
     *) usage ;;
     esac
@@ -29,6 +30,11 @@ present_without_dpkg() {
     make | curl | clang-format | clang-tidy | cppcheck | shellcheck) command -v "$1" ;;
     pkg-config) command -v "${PKG_CONFIG:-pkg-config}" ;;
     debootstrap) command -v debootstrap ;;
+    clang) command -v "${CLANG:-clang}" ;;
+    libclang-rt-dev)
+        echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' |
+            "${CLANG:-clang}" -fsanitize=fuzzer -x c -o /dev/null -
+        ;;
     iproute2) command -v ip ;;
     libmicrohttpd-dev) "${PKG_CONFIG:-pkg-config}" --exists libmicrohttpd ;;
     libjansson-dev) "${PKG_CONFIG:-pkg-config}" --exists jansson ;;

@@ -1,7 +1,7 @@
 /* Golden requests, changed at random in ways that a parser dislikes: whatever comes, the promises of
- * tests/fuzz_bodies.h hold. KVMAT_SEED and KVMAT_ROUNDS choose other changes, and more of them. */
+ * tests/fuzz/bodies.h hold. KVMAT_SEED and KVMAT_ROUNDS choose other changes, and more of them. */
 #include "tests/documents.h"
-#include "tests/fuzz_bodies.h"
+#include "tests/fuzz/bodies.h"
 
 #include <check.h>
 

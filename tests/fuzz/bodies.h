@@ -1,19 +1,10 @@
-/* What must hold for any bytes at all: the bodies of the fuzz targets and of the mutation test. A broken
- * promise aborts. Knows nothing of who makes the bytes. */
+/* What must hold of a safetensors document and of a request, for any bytes at all: bodies of the fuzz target
+ * and of the mutation test. Knows nothing of who makes the bytes. */
 #ifndef KV_TESTS_FUZZ_BODIES_H
 #define KV_TESTS_FUZZ_BODIES_H
 
 #include "protocol/message.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-
-#define FUZZ_CHECK(promise)                                                                                  \
-    do {                                                                                                     \
-        if (promise) break;                                                                                  \
-        fprintf(stderr, "%s:%d: broken: %s\n", __FILE__, __LINE__, #promise);                                \
-        abort();                                                                                             \
-    } while (0)
+#include "tests/fuzz/promise.h"
 
 /* A refusal has a fault of the right kind, a printable sentence, and a JSON form. */
 static inline void fuzz_refusal(const struct kv_error *err, bool request)
