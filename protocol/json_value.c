@@ -1,12 +1,42 @@
-/* JSON values that can always be written: hostile text, NaN, 64-bit extremes. Knows no object's members. */
+/* JSON values that can always be written: hostile text, NaN, 64-bit extremes; and JSON read without a silent
+ * loss. Knows no object's members. */
 #include "protocol/json_value.h"
 
 #include <math.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* Fifteen digits of anything larger round to a number that no reader takes: such are strings. */
 #define REAL_MAX 1.797693134862315e308
+
+/* The library drops characters of a token that it gets no memory for, and reads on: a tensor would be there
+ * under another name. So every allocation is watched. */
+static _Thread_local bool starved;
+
+static void *allocate(size_t bytes)
+{
+    void *memory = malloc(bytes);
+    if (!memory) starved = true;
+    return memory;
+}
+
+static void watch(void)
+{
+    json_set_alloc_funcs(allocate, free);
+}
+
+json_t *kv_json_load(const char *text, size_t bytes, json_error_t *problem)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, watch);
+    starved = false;
+    json_t *json = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, problem);
+    if (!starved) return json;
+    json_decref(json);
+    problem->text[0] = '\0';
+    return NULL;
+}
 
 json_t *kv_json_text(const char *text)
 {

@@ -1,5 +1,6 @@
-/* JSON made from what the house has: text of any bytes, floats, the values of errors. Private to protocol/;
- * every function gives a new reference, or NULL when memory is out. Knows no object's members. */
+/* JSON made from what the house has: text of any bytes, floats, the values of errors; and JSON read. Private
+ * to protocol/, but for kv_json_load; every function gives a new reference, or NULL when memory is out. Knows
+ * no object's members. */
 #ifndef KV_PROTOCOL_JSON_VALUE_H
 #define KV_PROTOCOL_JSON_VALUE_H
 
@@ -9,6 +10,9 @@
 
 /* Fifteen digits give every decimal of a config back as it was written. */
 #define KV_JSON_FORMAT JSON_REAL_PRECISION(15)
+
+/* Reads a text, no key twice. Where it gives NULL, the problem's text says why; "" is for want of memory. */
+json_t *kv_json_load(const char *text, size_t bytes, json_error_t *problem);
 
 /* NULL gives null; bytes that are no printable UTF-8 become '?'. */
 json_t *kv_json_text(const char *text);

@@ -3,6 +3,8 @@
  * file. */
 #include "protocol/safetensors.h"
 
+#include "protocol/json_value.h"
+
 #include <assert.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -111,9 +113,9 @@ static bool read_json(const char *text, uint64_t bytes, const struct rules *rule
 {
     if (!guard(text, bytes, rules, err)) return false;
     json_error_t problem;
-    json_t *root = json_loadb(text, (size_t)bytes, JSON_REJECT_DUPLICATES, &problem);
+    json_t *root = kv_json_load(text, (size_t)bytes, &problem);
     if (!root) {
-        if (json_error_code(&problem) == json_error_out_of_memory)
+        if (problem.text[0] == '\0')
             return kv_fail(err, KV_INTERNAL, "out of memory for a header of %" PRIu64 " bytes", bytes);
         return kv_fail(err, rules->malformed, "the header is not valid JSON: %s (line %d, column %d)",
                        problem.text, problem.line, problem.column);

@@ -1,6 +1,8 @@
 /* JSON files and typed keys through jansson. */
 #include "server/config_json.h"
 
+#include "protocol/json_value.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,7 +36,11 @@ static json_t *parse(const char *text, size_t bytes, const char *name, struct kv
 {
     if (!check_depth(text, bytes, name, err)) return NULL;
     json_error_t problem;
-    json_t *json = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &problem);
+    json_t *json = kv_json_load(text, bytes, &problem);
+    if (!json && problem.text[0] == '\0') {
+        kv_fail(err, KV_INTERNAL, "out of memory for what %.128s says", name);
+        return NULL;
+    }
     if (!json) {
         kv_fail_param(err, KV_CONFIG_INVALID, name, "%.128s is not valid JSON: %s (line %d, column %d)", name,
                       problem.text, problem.line, problem.column);

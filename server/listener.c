@@ -102,6 +102,7 @@ static bool open_tcp(struct kv_listener *out, const char *address, struct kv_err
         return kv_fail_values(err, KV_OPTION_INVALID, "--listen", kv_text("0 to 65535"), kv_text(port),
                               "no such port");
     int failed = getaddrinfo(host, port, &hints, &found);
+    if (failed == EAI_MEMORY) return kv_fail(err, KV_INTERNAL, "out of memory for the address %s", address);
     if (failed != 0)
         return kv_fail_param(err, KV_OPTION_INVALID, "--listen", "%s is no address of this host: %s", address,
                              gai_strerror(failed));
