@@ -214,6 +214,7 @@ FUZZ_SECONDS ?= 60
 CLANG ?= clang
 fuzz: ## every fuzz target for FUZZ_SECONDS, under the sanitizers (needs clang; CLANG names another one)
 	$(quiet)tests/packages.sh fuzz
+	$(quiet)command -v $(CLANG) >/dev/null || { echo "fuzz: there is no $(CLANG) here; CLANG=... names another" >&2; exit 1; }
 	$(quiet)$(AGAIN) BUILD=fuzz CC=$(CLANG) fuzz-built
 fuzz-built: $(FUZZERS)
 	$(quiet)tests/fuzz.sh $(OUT) $(FUZZ_SECONDS)

@@ -143,6 +143,12 @@ static void await_rest(void)
     FUZZ_CHECK(stats.jobs == 0 && stats.waiting == 0 && stats.pool_used_bytes == 0);
 }
 
+/* Everything was given back, too. */
+static void close_rig(void)
+{
+    http_rig_close(&rig);
+}
+
 int LLVMFuzzerInitialize(int *argc, char ***argv)
 {
     (void)argc;
@@ -151,6 +157,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
         .limits = {.tokens_max = 64, .body_bytes_max = 64 * 1024, .pool_bytes = 1 << 20}};
     fuzz_report_fd = dup(STDERR_FILENO);
     http_rig_open(&rig, options);
+    FUZZ_CHECK(atexit(close_rig) == 0);
     fake.fault = KV_POSITION_OUT_OF_RANGE; /* a fault of the device for one request alone */
     fake.fault_position = 4242;
     return 0;
