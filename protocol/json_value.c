@@ -11,12 +11,13 @@
 #define REAL_MAX 1.797693134862315e308
 
 /* The library drops characters of a token that it gets no memory for, and reads on: a tensor would be there
- * under another name. So every allocation is watched. */
-static _Thread_local bool starved;
+ * under another name, and where it drops a closing quote it writes past its memory, if it gets some then. So
+ * every allocation is watched, and after one that failed a text gets no more. */
+static _Thread_local bool reading, starved;
 
 static void *allocate(size_t bytes)
 {
-    void *memory = malloc(bytes);
+    void *memory = reading && starved ? NULL : malloc(bytes);
     if (!memory) starved = true;
     return memory;
 }
@@ -30,8 +31,10 @@ json_t *kv_json_load(const char *text, size_t bytes, json_error_t *problem)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, watch);
+    reading = true;
     starved = false;
     json_t *json = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, problem);
+    reading = false;
     if (!starved) return json;
     json_decref(json);
     problem->text[0] = '\0';
