@@ -3,7 +3,6 @@
 #include "protocol/json_value.h"
 
 #include <math.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,15 +21,14 @@ static void *allocate(size_t bytes)
     return memory;
 }
 
-static void watch(void)
+/* Before main: other threads may be writing JSON by the time that the first is read. */
+__attribute__((constructor)) static void watch(void)
 {
     json_set_alloc_funcs(allocate, free);
 }
 
 json_t *kv_json_load(const char *text, size_t bytes, json_error_t *problem)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, watch);
     reading = true;
     starved = false;
     json_t *json = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, problem);
