@@ -31,7 +31,7 @@ static inline void fuzz_findings(const struct kv_findings *findings)
         FUZZ_CHECK(fuzz_printable(hint, sizeof hint));
     }
     if (findings->count == 0) return;
-    char *json = kv_check_encode(NULL, findings->item, findings->count < 8 ? findings->count : 8);
+    char *json = kv_check_encode(NULL, NULL, 0, findings->item, findings->count < 8 ? findings->count : 8);
     FUZZ_CHECK(json != NULL);
     free(json);
 }
