@@ -71,8 +71,10 @@ $(OUT)/%.o: %.cu
 
 # The arithmetic is compiled as if for speed in every mode; asan and tsan keep their checks.
 CFLAGS_kernels := -O3
+# No byte of a stranger steers what is computed; instrumented for fuzzing, the matrix product takes clang minutes.
+CFLAGS_kernels_cpu_gemm_fuzz := -O1 -fno-sanitize=all
 CFLAGS_kernels_backend := $(if $(CUDA_OBJECTS),-DKV_WITH_CUDA)
-CFLAGS_kernels_cpu_gemm := -ffp-contract=fast # vectors have no other way to ask for a fused multiply-add
+CFLAGS_kernels_cpu_gemm := $(CFLAGS_kernels_cpu_gemm_$(BUILD)) -ffp-contract=fast # vectors have no other way to ask for a fused multiply-add
 CFLAGS_server_version := -DKV_VERSION='"$(VERSION)"'
 CFLAGS_client_command := $(CFLAGS_server_version)
 .PHONY: FORCE
