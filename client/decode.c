@@ -1,6 +1,8 @@
 /* The only code of this room that sees the JSON library. Knows no socket and no file. */
 #include "client/decode.h"
 
+#include "protocol/json_value.h"
+
 #include <jansson.h>
 #include <stdio.h>
 
@@ -52,7 +54,8 @@ static struct kv_value value_of(const json_t *json)
 
 bool kv_refusal_decode(int32_t status, const void *body, uint64_t bytes, struct kv_error *err)
 {
-    json_t *root = bytes > 0 ? json_loadb(body, (size_t)bytes, JSON_REJECT_DUPLICATES, NULL) : NULL;
+    json_error_t problem;
+    json_t *root = bytes > 0 ? kv_json_load(body, (size_t)bytes, &problem) : NULL;
     const char *sentence = text_of(root, "error"), *hint = text_of(root, "hint"),
                *param = text_of(root, "param");
     enum kv_fault fault = kv_fault_find(json_string_value(json_object_get(root, "code")));
@@ -111,7 +114,8 @@ static bool read_model(struct kv_client_model *model, const json_t *root, struct
 bool kv_client_model_decode(struct kv_client_model *model, const void *body, uint64_t bytes,
                             struct kv_error *err)
 {
-    json_t *root = bytes > 0 ? json_loadb(body, (size_t)bytes, 0, NULL) : NULL;
+    json_error_t problem;
+    json_t *root = bytes > 0 ? kv_json_load(body, (size_t)bytes, &problem) : NULL;
     bool read = json_is_object(root) ? read_model(model, root, err)
                                      : kv_fail(err, KV_REPLY_MALFORMED, "/v1/model is not a JSON object");
     json_decref(root);
@@ -121,7 +125,7 @@ bool kv_client_model_decode(struct kv_client_model *model, const void *body, uin
 bool kv_config_decode(const char *text, size_t bytes, int64_t *hidden, int32_t *taps, struct kv_error *err)
 {
     json_error_t where;
-    json_t *root = json_loadb(text, bytes, 0, &where);
+    json_t *root = kv_json_load(text, bytes, &where);
     if (!json_is_object(root)) {
         json_decref(root);
         return kv_fail(err, KV_CONFIG_INVALID, "config.json is not a JSON object: line %d: %s", where.line,
