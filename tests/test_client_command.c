@@ -8,8 +8,8 @@
 #include "client/noise.h"
 #include "client/output.h"
 #include "client/usage.h"
+#include "tests/suite.h"
 
-#include <check.h>
 #include <math.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -290,9 +290,5 @@ int main(void)
     tcase_add_test(tests, a_partial_factor_gives_its_dim);
     tcase_add_test(tests, configs_are_read);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return suite_run(suite);
 }

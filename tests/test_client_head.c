@@ -1,9 +1,8 @@
 /* What the client reads before it believes anything: addresses and the heads of replies. */
 #include "client/head.h"
 #include "client/url.h"
+#include "tests/suite.h"
 
-#include <check.h>
-#include <stdlib.h>
 #include <string.h>
 
 START_TEST(urls_are_parsed)
@@ -118,9 +117,5 @@ int main(void)
     tcase_add_test(tests, heads_are_read);
     tcase_add_loop_test(tests, bad_heads_are_refused, 0, (int)(sizeof bad_heads / sizeof *bad_heads));
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return suite_run(suite);
 }

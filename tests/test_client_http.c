@@ -2,8 +2,8 @@
 #include "client/client.h"
 
 #include "tests/fake_service.h"
+#include "tests/suite.h"
 
-#include <check.h>
 #include <errno.h>
 #include <signal.h>
 #include <sys/time.h>
@@ -311,9 +311,5 @@ int main(void)
     tcase_add_test(tests, nobody_listening_is_unreachable);
     tcase_add_loop_test(tests, headers_cannot_smuggle, 0, 3);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return suite_run(suite);
 }

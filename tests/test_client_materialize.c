@@ -3,8 +3,8 @@
 #include "client/client.h"
 
 #include "tests/fake_service.h"
+#include "tests/suite.h"
 
-#include <check.h>
 #include <errno.h>
 #include <signal.h>
 #include <sys/time.h>
@@ -371,9 +371,5 @@ int main(void)
     tcase_add_test(tests, a_cut_upload_is_an_error);
     tcase_add_test(tests, a_model_is_described);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return suite_run(suite);
 }

@@ -2,8 +2,8 @@
  * values that are not finite. Every instruction set that the processor has. */
 #include "kernels/cpu_backend.h"
 #include "tests/exact_kv.h"
+#include "tests/suite.h"
 
-#include <check.h>
 #include <math.h>
 #include <stdlib.h>
 
@@ -227,9 +227,5 @@ int main(void)
     tcase_add_loop_test(numbers, v_is_the_defined_chain_bit_for_bit, 0, 6);
     tcase_add_loop_test(numbers, what_is_not_finite_stays_in_its_row, 0, 4);
     suite_add_tcase(suite, numbers);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

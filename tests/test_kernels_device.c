@@ -1,7 +1,7 @@
 /* The CPU backend as a device: what open refuses and leaves behind, what it says of itself, and memory. */
 #include "tests/cpu_device.h"
+#include "tests/suite.h"
 
-#include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -167,9 +167,5 @@ int main(void)
     tcase_add_test(device, too_much_memory_is_refused);
     tcase_add_test(device, memory_comes_and_goes);
     suite_add_tcase(suite, device);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -3,8 +3,8 @@
 #include "kernels/cpu_gemm.h"
 #include "kernels/cpu_panel.h"
 #include "tests/exact_kv.h"
+#include "tests/suite.h"
 
-#include <check.h>
 #include <math.h>
 #include <stdlib.h>
 
@@ -156,9 +156,5 @@ int main(void)
     tcase_add_loop_test(sums, every_tile_is_right, 0, 2);
     tcase_add_test(sums, tiles_cover_all_rows);
     suite_add_tcase(suite, sums);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

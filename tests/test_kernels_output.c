@@ -3,8 +3,8 @@
  */
 #include "kernels/cpu_backend.h"
 #include "tests/device_rig.h"
+#include "tests/suite.h"
 
-#include <check.h>
 #include <stdlib.h>
 
 static uint64_t seed;
@@ -338,9 +338,5 @@ int main(void)
     tcase_add_loop_test(output, a_fault_stays_with_its_item, 0, WRONGS);
     tcase_add_test(output, positions_are_checked_when_asked_for);
     suite_add_tcase(suite, output);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -1,8 +1,8 @@
 /* The queue in front of the CPU backend: how many batches it takes, how wait keeps its time, and many threads
  * at once. */
 #include "tests/cpu_device.h"
+#include "tests/suite.h"
 
-#include <check.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <time.h>
@@ -205,9 +205,5 @@ int main(void)
     tcase_add_test(queue, waiting_keeps_its_time);
     tcase_add_test(queue, many_threads_submit_and_wait);
     suite_add_tcase(suite, queue);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -2,8 +2,8 @@
  * there are, and however they are cut into items and batches. */
 #include "kernels/cpu_backend.h"
 #include "tests/device_rig.h"
+#include "tests/suite.h"
 
-#include <check.h>
 #include <stdlib.h>
 
 static uint64_t seed;
@@ -232,9 +232,5 @@ int main(void)
     tcase_add_test(rows, long_requests_keep_their_bits);
     tcase_add_test(rows, rows_are_counted_in_64_bits);
     suite_add_tcase(suite, rows);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

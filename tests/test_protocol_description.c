@@ -1,8 +1,8 @@
 /* /v1/model and the report of --check: their members in order, numbers as people write them, and no hostile
  * name that breaks them. */
 #include "protocol/description.h"
+#include "tests/suite.h"
 
-#include <check.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
@@ -184,9 +184,5 @@ int main(void)
     tcase_add_test(tests, a_good_checkpoint_is_reported_without_a_device);
     tcase_add_test(tests, findings_are_reported);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? 1 : 0;
+    return suite_run(suite);
 }

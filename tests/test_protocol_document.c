@@ -2,8 +2,7 @@
 #include "protocol/safetensors.h"
 
 #include "tests/documents.h"
-
-#include <check.h>
+#include "tests/suite.h"
 
 START_TEST(tensors_are_found_and_seen)
 {
@@ -227,9 +226,5 @@ int main(void)
     tcase_add_test(tests, refusals_are_printable);
     tcase_add_test(tests, golden_files_are_read);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? 1 : 0;
+    return suite_run(suite);
 }

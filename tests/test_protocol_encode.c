@@ -1,7 +1,6 @@
 /* What a caller and the service write: requests that can be decoded, replies that can be read, sizes. */
 #include "protocol/message.h"
-
-#include <check.h>
+#include "tests/suite.h"
 
 static const struct kv_geometry plain = {
     .layers = 3, .kv_heads = 2, .head_dim = 16, .hidden = 4, .positions = 1000, .dtype = KV_BF16};
@@ -96,9 +95,5 @@ int main(void)
     tcase_add_test(tests, impossible_requests_are_not_written);
     tcase_add_test(tests, replies_are_read);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? 1 : 0;
+    return suite_run(suite);
 }

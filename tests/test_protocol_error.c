@@ -1,7 +1,7 @@
 /* The table of faults is whole; errors keep the first failure, stay printable and always make valid JSON. */
 #include "protocol/message.h"
+#include "tests/suite.h"
 
-#include <check.h>
 #include <ctype.h>
 #include <jansson.h>
 #include <math.h>
@@ -340,9 +340,5 @@ int main(void)
     tcase_add_test(tests, what_is_not_known_is_null);
     tcase_add_test(tests, hostile_errors_are_still_json);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? 1 : 0;
+    return suite_run(suite);
 }

@@ -3,8 +3,8 @@
 #include "protocol/message.h"
 
 #include "tests/documents.h"
+#include "tests/suite.h"
 
-#include <check.h>
 #include <jansson.h>
 
 static const struct kv_geometry plain = {
@@ -334,9 +334,5 @@ int main(void)
     tcase_add_test(tests, positions_are_in_range);
     tcase_add_test(tests, the_order_of_checks_is_fixed);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? 1 : 0;
+    return suite_run(suite);
 }

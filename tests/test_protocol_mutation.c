@@ -2,8 +2,7 @@
  * tests/fuzz/bodies.h hold. KVMAT_SEED and KVMAT_ROUNDS choose other changes, and more of them. */
 #include "tests/documents.h"
 #include "tests/fuzz/bodies.h"
-
-#include <check.h>
+#include "tests/suite.h"
 
 enum { BYTES_MAX = 1024, ROUNDS = 20000 };
 
@@ -166,9 +165,5 @@ int main(void)
     tcase_set_timeout(tests, 0);
     tcase_add_test(tests, changed_requests_break_no_promise);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? 1 : 0;
+    return suite_run(suite);
 }

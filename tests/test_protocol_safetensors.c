@@ -3,8 +3,7 @@
 #include "protocol/safetensors.h"
 
 #include "tests/documents.h"
-
-#include <check.h>
+#include "tests/suite.h"
 
 #define ENTRY(dtype, shape, offsets)                                                                         \
     "{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":" offsets "}"
@@ -376,9 +375,5 @@ int main(void)
     tcase_add_test(tests, wide_headers_are_refused_before_they_are_parsed);
     tcase_add_test(tests, tensors_are_counted);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? 1 : 0;
+    return suite_run(suite);
 }

@@ -3,8 +3,8 @@
 #include "protocol/tensor.h"
 
 #include "tests/documents.h"
+#include "tests/suite.h"
 
-#include <check.h>
 #include <math.h>
 
 START_TEST(dtypes_have_names_and_sizes)
@@ -245,9 +245,5 @@ int main(void)
     tcase_add_test(tests, known_values_convert);
     tcase_add_test(tests, arrays_convert_at_any_alignment);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? 1 : 0;
+    return suite_run(suite);
 }

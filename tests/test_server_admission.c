@@ -1,8 +1,7 @@
 /* Admission: memory in turn, a bounded line in front of it, and those who leave it. */
 #include "tests/engine_rig.h"
+#include "tests/suite.h"
 
-#include <check.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 static void setup(void)
@@ -182,9 +181,5 @@ int main(void)
     tcase_add_test(cases, test_never_fits);
     tcase_add_test(cases, test_given_up);
     suite_add_tcase(suite, cases);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }

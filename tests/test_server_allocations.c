@@ -6,8 +6,8 @@
 #include "tests/checkpoint_maker.h"
 #include "tests/documents.h"
 #include "tests/http_rig.h"
+#include "tests/suite.h"
 
-#include <check.h>
 #include <errno.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -391,9 +391,5 @@ int main(void)
     tcase_add_test(tests, devices);
     tcase_add_test(tests, servers);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? 1 : 0;
+    return suite_run(suite);
 }

@@ -1,8 +1,8 @@
 /* Bodies that a stranger would send, over real connections: each is refused in our words, the connection goes
  * on, the next request has the right bits, and what a body can make the server allocate is bounded. */
 #include "tests/hostile.h"
+#include "tests/suite.h"
 
-#include <check.h>
 #include <jansson.h>
 #include <malloc.h>
 #include <stdio.h>
@@ -294,9 +294,5 @@ int main(void)
     tcase_add_test(cases, test_memory_of_headers);
     tcase_add_test(cases, test_memory_of_many_entries);
     suite_add_tcase(suite, cases);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }

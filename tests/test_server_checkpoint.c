@@ -1,8 +1,8 @@
 /* Checkpoints as wholes: every golden folder opens with the geometry that its case.json says, and a file that
  * changes while it is read is an error. What is refused and accepted is in tests/vectors/. */
 #include "tests/checkpoint_maker.h"
+#include "tests/suite.h"
 
-#include <check.h>
 #include <dirent.h>
 #include <jansson.h>
 #include <stdio.h>
@@ -99,9 +99,5 @@ int main(void)
     tcase_add_test(tests, goldens_open_as_their_cases_say);
     tcase_add_test(tests, a_file_cut_short_after_opening_is_an_error);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return suite_run(suite);
 }

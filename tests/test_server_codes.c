@@ -2,8 +2,8 @@
  * object, and that the service serves on behind it. A code of protocol/errors.def that is not here fails the
  * test. */
 #include "tests/hostile.h"
+#include "tests/suite.h"
 
-#include <check.h>
 #include <jansson.h>
 #include <stdlib.h>
 #include <strings.h>
@@ -286,9 +286,5 @@ int main(void)
     tcase_add_test(cases, test_table_is_complete);
     tcase_add_loop_test(cases, test_code, 0, ROWS);
     suite_add_tcase(suite, cases);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }

@@ -2,8 +2,8 @@
  * flat. */
 #include "tests/daemon_rig.h"
 #include "tests/golden.h"
+#include "tests/suite.h"
 
-#include <check.h>
 #include <jansson.h>
 #include <pthread.h>
 #include <signal.h>
@@ -344,9 +344,5 @@ int main(int argc, char **argv)
     tcase_add_test(cases, test_memory_stays_flat);
     tcase_add_test(cases, test_options_show);
     suite_add_tcase(suite, cases);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }

@@ -1,8 +1,6 @@
 /* The engine over a fake device: memory, spans, batches, and everything that can go wrong between them. */
 #include "tests/engine_rig.h"
-
-#include <check.h>
-#include <stdlib.h>
+#include "tests/suite.h"
 
 static void setup(void)
 {
@@ -296,9 +294,5 @@ int main(void)
     tcase_add_test(cases, test_delay_joins);
     tcase_add_loop_test(cases, test_storm, 1, 4);
     suite_add_tcase(suite, cases);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }

@@ -1,7 +1,7 @@
 /* The list of findings: order, bounds, several threads. */
 #include "server/findings.h"
+#include "tests/suite.h"
 
-#include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -74,9 +74,5 @@ int main(void)
     tcase_add_test(tests, keeps_the_first_thousand);
     tcase_add_test(tests, loses_nothing_between_threads);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return suite_run(suite);
 }

@@ -1,8 +1,8 @@
 /* Thousands of bad requests of every kind, one behind the other: memory and descriptors are what they were
  * before. KVMAT_FLOOD says how many; `make flood` sends many more than `make check`. */
 #include "tests/hostile.h"
+#include "tests/suite.h"
 
-#include <check.h>
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -128,9 +128,5 @@ int main(void)
     tcase_add_checked_fixture(cases, setup, teardown);
     tcase_add_test(cases, test_flood);
     suite_add_tcase(suite, cases);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }

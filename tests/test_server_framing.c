@@ -1,8 +1,8 @@
 /* Bytes that are no request, or not the same one for every reader: each is answered or the connection ends,
  * what stands behind it is never mistaken, and the service serves on. */
 #include "tests/hostile.h"
+#include "tests/suite.h"
 
-#include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <strings.h>
@@ -252,9 +252,5 @@ int main(void)
     tcase_add_loop_test(cases, test_head_has_no_body, 0, 2);
     tcase_add_loop_test(cases, test_refusal_of_a_large_body, 0, 2);
     suite_add_tcase(suite, cases);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }

@@ -1,7 +1,7 @@
 /* The HTTP server over raw sockets: routes, framing, refusals, keep-alive. */
 #include "tests/http_rig.h"
+#include "tests/suite.h"
 
-#include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <strings.h>
@@ -287,9 +287,5 @@ int main(void)
     tcase_add_test(cases, test_request_ids);
     tcase_add_test(cases, test_cut_uploads);
     suite_add_tcase(suite, cases);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }

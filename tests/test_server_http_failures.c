@@ -1,8 +1,8 @@
 /* The HTTP server when things go wrong around it: peers that leave, trickle or do not read, a lost device, a
  * drain. */
 #include "tests/http_rig.h"
+#include "tests/suite.h"
 
-#include <check.h>
 #include <stdlib.h>
 #include <strings.h>
 #include <sys/socket.h>
@@ -315,9 +315,5 @@ int main(void)
     tcase_add_checked_fixture(crowded, setup_crowded, teardown);
     tcase_add_test(crowded, test_idle_make_room);
     suite_add_tcase(suite, crowded);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }

@@ -1,7 +1,7 @@
 /* Listening sockets: addresses, ports, and unix paths that outlive or outpace their owner. */
 #include "server/listener.h"
+#include "tests/suite.h"
 
-#include <check.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -65,9 +65,5 @@ int main(void)
     tcase_add_test(cases, test_addresses);
     tcase_add_test(cases, test_successor_keeps_its_path);
     suite_add_tcase(suite, cases);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }

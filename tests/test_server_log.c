@@ -1,7 +1,7 @@
 /* The log: a line is one line, JSON is JSON, and a log that nobody reads stops nobody. */
 #include "server/log.h"
+#include "tests/suite.h"
 
-#include <check.h>
 #include <fcntl.h>
 #include <jansson.h>
 #include <stdio.h>
@@ -85,9 +85,5 @@ int main(void)
     tcase_add_test(cases, test_lines);
     tcase_add_test(cases, test_nobody_reads);
     suite_add_tcase(suite, cases);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }

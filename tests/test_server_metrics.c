@@ -1,7 +1,7 @@
 /* The Prometheus text: every series once, every family announced, histograms that add up, labels escaped. */
 #include "tests/http_rig.h"
+#include "tests/suite.h"
 
-#include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -136,9 +136,5 @@ int main(void)
     tcase_add_test(alone, test_histogram);
     tcase_add_test(alone, test_labels);
     suite_add_tcase(suite, alone);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }

@@ -1,7 +1,7 @@
 /* The daemon's options: defaults, flags, environment, and what is said of a wrong value. */
 #include "server/options.h"
+#include "tests/suite.h"
 
-#include <check.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -141,9 +141,5 @@ int main(void)
     tcase_add_test(cases, test_wrong);
     tcase_add_test(cases, test_help);
     suite_add_tcase(suite, cases);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }

@@ -2,8 +2,8 @@
  * conversion; values that are not finite; and a fingerprint that knows the weights and nothing of how they
  * are stored. */
 #include "tests/checkpoint_maker.h"
+#include "tests/suite.h"
 
-#include <check.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -272,9 +272,5 @@ int main(void)
     tcase_add_test(tests, fingerprint_knows_what_k_and_v_depend_on);
     tcase_add_test(tests, two_threads_and_any_order_give_the_same_fingerprint);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return suite_run(suite);
 }

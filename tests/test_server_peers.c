@@ -1,8 +1,8 @@
 /* Clients that vanish in every phase of a request, fall silent, or close one half of their connection:
  * nothing is kept for them, and the others are served. */
 #include "tests/hostile.h"
+#include "tests/suite.h"
 
-#include <check.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -248,9 +248,5 @@ int main(void)
     tcase_add_loop_test(slow, test_silence, 0, 2);
     tcase_add_loop_test(slow, test_trickled_head, 0, 2);
     suite_add_tcase(suite, slow);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }

@@ -1,7 +1,7 @@
 /* The pool's book: takes, gives and shrinks at random against a plain map of who owns each unit. */
 #include "server/pool.h"
+#include "tests/suite.h"
 
-#include <check.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -82,9 +82,5 @@ int main(void)
     tcase_add_test(cases, test_edges);
     tcase_add_test(cases, test_random);
     suite_add_tcase(suite, cases);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return suite_run(suite);
 }

@@ -1,8 +1,8 @@
 /* Inverse frequencies, yarn's ramp and attention factors. How they are spelt is in tests/vectors/accepted/.
  */
 #include "server/rope.h"
+#include "tests/suite.h"
 
-#include <check.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -164,9 +164,5 @@ int main(void)
     tcase_add_test(numbers, yarn_attention_factors);
     tcase_add_test(numbers, llama3_keeps_fast_divides_slow_and_blends);
     suite_add_tcase(suite, numbers);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return suite_run(suite);
 }

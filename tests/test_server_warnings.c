@@ -2,8 +2,8 @@
  * report of --check. What is warned of: tests/vectors/accepted/zero_*.json. */
 #include "tests/checkpoint_maker.h"
 #include "tests/daemon_rig.h"
+#include "tests/suite.h"
 
-#include <check.h>
 #include <signal.h>
 #include <stdlib.h>
 
@@ -39,9 +39,5 @@ int main(int argc, char **argv)
     tcase_set_timeout(tests, 60);
     tcase_add_test(tests, the_daemon_says_it);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return suite_run(suite);
 }

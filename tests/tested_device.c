@@ -1,6 +1,8 @@
 /* See tested_device.h. */
 #include "tests/tested_device.h"
 
+#include "tests/suite.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -90,10 +92,5 @@ size_t tested_slab_bytes(const struct kv_geometry *geometry, int64_t rows, int64
 
 int tested_run(Suite *suite)
 {
-    SRunner *runner = srunner_create(suite);
-    srunner_set_fork_status(runner, CK_NOFORK);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run_as(suite, CK_NOFORK);
 }
