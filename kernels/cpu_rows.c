@@ -2,6 +2,7 @@
  * whose values are exact in the weights' dtype. Where there is fc, its output is normed here. Knows no layers
  * and no heads. */
 #include "kernels/cpu_backend.h"
+#include "kernels/item_check.h"
 #include "kernels/norm_rope.h"
 
 enum {
@@ -25,19 +26,6 @@ static void pack_row(enum kv_dtype to_dtype, enum kv_dtype from_dtype, const uns
         kv_to_f32(to_dtype, bits, columns, chunk);
     }
     spread(chunk, columns, to, apart);
-}
-
-static int64_t read_position(const struct kv_input *in, int64_t t)
-{
-    const unsigned char *from = in->positions.mem->region.base + in->positions.offset;
-    int64_t position;
-    int32_t narrow;
-    if (in->positions_dtype == KV_I64) {
-        memcpy(&position, from + t * 8, sizeof position);
-        return position;
-    }
-    memcpy(&narrow, from + t * 4, sizeof narrow);
-    return narrow;
 }
 
 static int64_t find_place(const struct kv_output *out, int64_t t)
@@ -65,7 +53,7 @@ void kv_cpu_pack_tile(struct kv_backend *backend, int64_t tile)
         struct kv_row *row = &backend->row[begin + r];
         int64_t half = (begin + r) * (geometry->rotary_dim / 2);
         row->place = find_place(&row->item->out, row->t);
-        kv_rope_angles(geometry, backend->resident.inv_freq, read_position(&row->item->in, row->t),
+        kv_rope_angles(geometry, backend->resident.inv_freq, kv_input_position(&row->item->in, row->t),
                        backend->cosines + half, backend->sines + half);
     }
     for (int64_t i = 0; i < columns; i += CHUNK) {

@@ -3,7 +3,6 @@
  * reply does. */
 #include "kernels/cuda_backend.h"
 
-#include <string.h>
 #include <time.h>
 
 enum { NAP_US = 50 };
@@ -13,11 +12,6 @@ static int64_t now_us(void)
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
-}
-
-static unsigned char *host_of(const struct kv_ref *ref)
-{
-    return (unsigned char *)kv_mem_at(ref->mem)->host + ref->offset;
 }
 
 /* What the check of every backend lets pass, but is not built here. */
@@ -42,7 +36,7 @@ static cudaError_t upload_rows(struct kv_backend *backend, struct kv_cuda_slot *
     int64_t pitch = is_target ? backend->target_pitch : backend->hidden_pitch;
     size_t row_bytes = (size_t)columns * kv_dtype_bytes(in->dtype);
     char *to = (char *)(is_target ? slot->target : slot->x) + (size_t)(at * pitch) * 2;
-    const unsigned char *from = host_of(&in->rows);
+    const unsigned char *from = kv_ref_host(&in->rows);
     cudaError_t status = cudaSuccess;
     if (in->dtype == g->dtype)
         return cudaMemcpy2DAsync(to, (size_t)pitch * 2, from, (size_t)in->row_stride, row_bytes,
@@ -57,21 +51,6 @@ static cudaError_t upload_rows(struct kv_backend *backend, struct kv_cuda_slot *
                                      g->dtype, pitch, slot->stream);
     }
     return status;
-}
-
-/* To 32 bits: every valid position fits. */
-static void read_positions(const struct kv_item *item, int32_t *to)
-{
-    const unsigned char *from = host_of(&item->in.positions);
-    for (int64_t t = 0; t < item->rows; t++) {
-        int64_t wide;
-        if (item->in.positions_dtype == KV_I64) {
-            memcpy(&wide, from + t * 8, sizeof wide);
-            to[t] = (int32_t)wide;
-        } else {
-            memcpy(&to[t], from + t * 4, sizeof to[t]);
-        }
-    }
 }
 
 /* Are the bases of all layers, K's and then V's, the same distance apart, and their tokens as dense as here?
@@ -102,7 +81,7 @@ static cudaError_t download_layer(const struct kv_backend *backend, const struct
 {
     const struct kv_output *out = &item->out;
     size_t head_bytes = (size_t)backend->geometry.head_dim * 2, pitch = (size_t)backend->outputs * 2;
-    unsigned char *to = host_of(base) + out->slot_first * out->token_stride;
+    unsigned char *to = kv_ref_host(base) + out->slot_first * out->token_stride;
     bool dense = out->head_stride == (int64_t)head_bytes;
     int32_t step = dense ? out->head_end - out->head_begin : 1;
     cudaError_t status = cudaSuccess;
@@ -131,9 +110,9 @@ static cudaError_t download(const struct kv_backend *backend, const struct kv_cu
     int64_t stride = 0;
     cudaError_t status = cudaSuccess;
     if (is_reply(backend, out, &stride) && (size_t)stride >= (size_t)item->rows * row_bytes)
-        return cudaMemcpy2DAsync(host_of(&out->k[0]) + out->slot_first * out->token_stride, (size_t)stride,
-                                 from, layer_bytes, (size_t)item->rows * row_bytes, 2 * (size_t)g->layers,
-                                 cudaMemcpyDeviceToHost, slot->stream);
+        return cudaMemcpy2DAsync(kv_ref_host(&out->k[0]) + out->slot_first * out->token_stride,
+                                 (size_t)stride, from, layer_bytes, (size_t)item->rows * row_bytes,
+                                 2 * (size_t)g->layers, cudaMemcpyDeviceToHost, slot->stream);
     for (int32_t layer = out->layer_begin; layer < out->layer_end && status == cudaSuccess; layer++) {
         status = download_layer(backend, slot, item, &out->k[layer], from + (size_t)layer * layer_bytes);
         if (status == cudaSuccess)
@@ -201,7 +180,8 @@ static bool board(struct kv_backend *backend, struct kv_cuda_slot *slot, struct 
         if (item->fault != KV_OK || item->rows == 0) continue;
         cudaError_t status = upload_rows(backend, slot, item, *rows);
         if (status != cudaSuccess) return kv_cuda_fail(status, "sending inputs", err);
-        read_positions(item, slot->host_positions + *rows);
+        for (int64_t t = 0; t < item->rows; t++) /* every valid position fits 32 bits */
+            slot->host_positions[*rows + t] = (int32_t)kv_input_position(&item->in, t);
         *rows += item->rows;
     }
     if (*rows == 0) return true;

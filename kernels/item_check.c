@@ -9,11 +9,6 @@ static bool inside(const struct kv_ref *ref, uint64_t bytes)
     return ref->offset <= room && bytes <= room - ref->offset;
 }
 
-static const unsigned char *host_of(const struct kv_ref *ref)
-{
-    return (const unsigned char *)kv_mem_at(ref->mem)->host + ref->offset;
-}
-
 /* Do `count` elements of `bytes`, `stride` apart, lie inside? */
 static bool array_inside(const struct kv_ref *ref, int64_t count, int64_t stride, uint64_t bytes)
 {
@@ -35,17 +30,9 @@ static bool input_inside(const struct kv_geometry *geometry, const struct kv_ite
 static bool positions_valid(const struct kv_geometry *geometry, const struct kv_item *item)
 {
     const struct kv_input *in = &item->in;
-    const unsigned char *from = host_of(&in->positions);
     bool valid = true;
     for (int64_t t = 0; t < item->rows; t++) {
-        int64_t position;
-        if (in->positions_dtype == KV_I64) {
-            memcpy(&position, from + t * 8, sizeof position);
-        } else {
-            int32_t narrow;
-            memcpy(&narrow, from + t * 4, sizeof narrow);
-            position = narrow;
-        }
+        int64_t position = kv_input_position(in, t);
         valid &= position >= 0 && position < geometry->positions;
     }
     return valid;
@@ -59,7 +46,7 @@ static bool slots_valid(const struct kv_item *item)
     if (!out->slots.mem) /* the last slot is the highest */
         return !__builtin_add_overflow(out->slot_first, item->rows - 1, &last) && last < out->slots_max;
     if (!array_inside(&out->slots, item->rows, sizeof(int64_t), sizeof(int64_t))) return false;
-    const unsigned char *from = host_of(&out->slots);
+    const unsigned char *from = kv_ref_host(&out->slots);
     bool valid = true;
     for (int64_t t = 0; t < item->rows; t++) {
         int64_t slot;

@@ -104,7 +104,7 @@ enum kv_exit kv_service_check(const struct kv_options *options)
     if (ok) kv_checkpoint_describe(checkpoint, &description);
     description.name = name;
     description.limits = &limits;
-    const char *warning[KV_NOTES_MAX];
+    const char *warning[KV_NOTES_MAX + 1]; /* NULL ends them */
     int32_t warnings = 0;
     while (ok && (warning[warnings] = kv_checkpoint_warning(checkpoint, warnings)) != NULL) warnings++;
     char *report = kv_check_encode(&description, warning, warnings, findings.item, findings.count);

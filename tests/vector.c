@@ -232,7 +232,7 @@ json_t *vector_report(const char *path, const json_t *vector)
         made_open(open ? made_path(&made, open) : made.folder, &options, &findings);
     bool good = checkpoint && read_all(path, checkpoint, &findings);
     if (good) kv_checkpoint_describe(checkpoint, &description);
-    const char *warning[KV_NOTES_MAX];
+    const char *warning[KV_NOTES_MAX + 1]; /* NULL ends them */
     int32_t warnings = 0;
     while (good && (warning[warnings] = kv_checkpoint_warning(checkpoint, warnings)) != NULL) warnings++;
     char *text = kv_check_encode(&description, warning, warnings, findings.item, findings.count);
