@@ -74,6 +74,7 @@ static bool try_device(struct kv_backend *backend, int32_t device, struct kv_err
                        "CUDA device %d, %s, has compute capability %d.%d; 8.0 or later is needed",
                        (int)device, properties.name, properties.major, properties.minor);
     backend->device = device;
+    backend->processors = properties.multiProcessorCount;
     snprintf(backend->name, sizeof backend->name, "%.80s (compute %d.%d, cuBLASLt)", properties.name,
              properties.major, properties.minor);
     return true;

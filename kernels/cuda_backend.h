@@ -1,6 +1,6 @@
 /* The inside of the CUDA backend, shared by cuda_backend.c (life and memory), cuda_weights.c (resident
- * weights), cuda_gemm.c (products and their algorithms) and cuda_batch.c (a batch on its way). Not for other
- * rooms. */
+ * weights), cuda_gemm.c (products), cuda_tune.c (their algorithms) and cuda_batch.c (a batch on its way). Not
+ * for other rooms. */
 #ifndef KV_KERNELS_CUDA_BACKEND_H
 #define KV_KERNELS_CUDA_BACKEND_H
 
@@ -18,8 +18,7 @@ enum {
     KV_CUDA_COLUMNS = 8,                  /* inputs are padded with zeros to a multiple: 16-byte rows */
     KV_CUDA_RAW_BYTES = 32 * 1024 * 1024, /* inputs of another dtype go through so much at a time */
     KV_CUDA_WORKSPACE_BYTES = 32 * 1024 * 1024,
-    KV_CUDA_BUCKETS_MAX = 24,
-    KV_CUDA_CANDIDATES = 32
+    KV_CUDA_BUCKETS_MAX = 24
 };
 
 struct kv_mem {
@@ -56,7 +55,7 @@ struct kv_cuda_slot {
 
 struct kv_backend {
     struct kv_geometry geometry;
-    int32_t device, items_max;
+    int32_t device, processors, items_max;
     int64_t rows_max, outputs, hidden_pitch, target_pitch;
     uint64_t memory_bytes;
     char name[128];
@@ -84,12 +83,24 @@ bool kv_cuda_alloc(struct kv_backend *backend, void *out /* void ** */, uint64_t
 /* cuda_weights.c: allocates and fills everything resident. */
 bool kv_cuda_weights_open(struct kv_backend *backend, const struct kv_weights *weights, struct kv_error *err);
 
-/* cuda_gemm.c */
+/* cuda_gemm.c. What kv_cuda_gemm_multiply computes by one algorithm, kv_cuda_gemm_run does by that of the
+ * bucket. Both only enqueue. */
+struct kv_cuda_layouts {
+    cublasLtMatrixLayoutOpaque_t w, x, out;
+};
+cublasStatus_t kv_cuda_gemm_layouts(const struct kv_cuda_gemm *gemm, int64_t rows,
+                                    struct kv_cuda_layouts *layouts);
+cublasStatus_t kv_cuda_gemm_multiply(const struct kv_backend *backend, const struct kv_cuda_gemm *gemm,
+                                     const struct kv_cuda_slot *slot, const void *x, void *out, int64_t rows,
+                                     const cublasLtMatmulAlgo_t *algorithm);
 bool kv_cuda_gemm_open(struct kv_backend *backend, struct kv_cuda_gemm *gemm, bool tune,
                        struct kv_error *err);
 void kv_cuda_gemm_close(struct kv_cuda_gemm *gemm);
 cublasStatus_t kv_cuda_gemm_run(struct kv_backend *backend, const struct kv_cuda_gemm *gemm,
                                 const struct kv_cuda_slot *slot, const void *x, void *out, int64_t rows);
+
+/* cuda_tune.c: fills the buckets; the slots' buffers are its own meanwhile. */
+bool kv_cuda_tune(struct kv_backend *backend, struct kv_cuda_gemm *gemm, bool tune, struct kv_error *err);
 
 /* cuda_batch.c: what a slot computes once its inputs and positions are on the device; only enqueues. */
 bool kv_cuda_stage_enqueue(struct kv_backend *backend, int64_t rows, int32_t slot, void *cuda_stream,

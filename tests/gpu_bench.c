@@ -6,7 +6,7 @@
 
 #include <unistd.h>
 
-enum { SECONDS_MAX = 400 };
+enum { SECONDS_MAX = 500 };
 
 static const struct shape {
     const char *name;
@@ -67,13 +67,13 @@ static void print_head(const struct shape *shape, const struct product *product,
         printf("ceilings, %s: copy %.2f TB/s, read %.2f TB/s, product of %d^3 %.0f TFLOP/s\n",
                mode_names[mode], ceilings[mode].copy_bytes_per_us / 1e6,
                ceilings[mode].read_bytes_per_us / 1e6, CEILING_SIDE, ceilings[mode].flops_per_us / 1e6);
-    printf("%6s %-9s %8s | %8s %-9s %8s %-13s | %8s | %7s %7s %7s %7s\n", "T", "", "kvmat", "GEMM 1st", "",
+    printf("%6s %-9s %8s | %8s %-9s %8s %-14s | %8s | %7s %7s %7s %7s\n", "T", "", "kvmat", "GEMM 1st", "",
            "best", "", "floor", "x 1st", "x best", "+ us", "x floor");
 }
 
 static void print_row(const struct row *row)
 {
-    printf("%6lld %-9s %8.2f | %8.2f %-9s %8.2f %-9s %3d | %8.2f | %7.3f %7.3f %7.2f %7.3f\n",
+    printf("%6lld %-9s %8.2f | %8.2f %-9s %8.2f %-9s %4d | %8.2f | %7.3f %7.3f %7.2f %7.3f\n",
            (long long)row->rows, mode_names[row->mode], row->ours_us, row->first_us,
            form_names[row->first->form], row->best_us, form_names[row->best->form], row->best->rank,
            row->floor_us, row->ours_us / row->first_us, row->ours_us / row->best_us,
@@ -118,7 +118,7 @@ static void measure_rows(struct timer *timer, const struct options *options, con
                          struct stage *stage, const struct model *model, struct product *product,
                          const struct ceilings *ceilings)
 {
-    struct setup setups[FORMS];
+    static struct setup setups[FORMS];
     struct plan plans[CHOSEN_MAX] = {0};
     struct candidate candidates[CANDIDATES_MAX] = {{.name = "kvmat", .launch = launch_stage, .of = stage}};
     check_stage(stage, model, timer->stream);
@@ -243,10 +243,13 @@ int main(int argc, char **argv)
     double begun = bench_now_ms();
     CUDA(cudaSetDevice(options.device));
     timer_open(&timer);
-    printf("Device time of the whole stage, and of cuBLASLt's product alone (1st: the heuristic's choice; "
-           "best: of at "
-           "most\n%d algorithms for each form; its place among them). %d launches a graph.\n",
-           ALGORITHMS_MAX, LAUNCHES);
+    printf(
+        "Device time of the whole stage, and of cuBLASLt's product alone (1st: the heuristic's choice; "
+        "best: of "
+        "the\nheuristic's %d and, from T=%d to %d, every tile and cluster, for each form; its number among "
+        "them). %d "
+        "launches a graph.\n",
+        ALGORITHMS_MAX, ENUMERATED_ROWS_MIN, ENUMERATED_ROWS_MAX, LAUNCHES);
     double settle_ms = 2000;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         if (options.shape && strcmp(options.shape, shapes[i].name) != 0) continue;
