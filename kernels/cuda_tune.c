@@ -23,8 +23,11 @@ enum {
     CHOICES_MAX = HEURISTIC_MAX + WAVE_TILES * WAVE_CLUSTERS
 };
 
+static const float near_enough = 1.1f, alike = 1.015f; /* times the fastest */
+
 struct choice {
-    float us; /* a first look */
+    int32_t place; /* in the order in which it was offered */
+    float us;
     cublasLtMatmulAlgo_t algorithm;
 };
 
@@ -235,37 +238,60 @@ static int64_t bucket_after(int64_t rows)
     return between > rows && between > WAVE_ROWS_MIN && between < WAVE_ROWS_MAX ? between : power;
 }
 
-/* The fastest eligible algorithm for `rows_min` to `rows` rows; without tuning the heuristic's first that is
- * eligible. Only those near the fastest are looked at twice. */
+static bool is_eligible(struct kv_backend *backend, const struct kv_cuda_gemm *gemm, struct probe *probe,
+                        int64_t rows_min, int64_t rows, const struct choice *choice)
+{
+    return agrees(backend, gemm, probe, rows, &choice->algorithm) &&
+           agrees(backend, gemm, probe, rows_min, &choice->algorithm);
+}
+
+/* The fastest eligible one of `choice`, which is in the order of a first look; only those near the fastest
+ * are looked at twice. Those as fast as it within the noise are not told apart by it: the one that was
+ * offered first serves, so that a restart chooses no other, and the heuristic knows what power costs. NULL:
+ * none is eligible. */
+static const struct choice *fastest(struct kv_backend *backend, const struct kv_cuda_gemm *gemm,
+                                    struct probe *probe, int64_t rows_min, int64_t rows,
+                                    struct choice *choice, int32_t count)
+{
+    const struct choice *chosen = NULL;
+    float best = INFINITY;
+    int32_t looked_at = 0;
+    for (; looked_at < count && choice[looked_at].us < near_enough * best; looked_at++) {
+        struct choice *one = &choice[looked_at];
+        float launches = (float)SAMPLE_US / one->us;
+        launches = launches < 1 ? 1 : launches > SAMPLE_LAUNCHES ? SAMPLE_LAUNCHES : launches;
+        bool eligible = is_eligible(backend, gemm, probe, rows_min, rows, one);
+        one->us =
+            eligible ? time_of(backend, gemm, probe, rows, &one->algorithm, (int32_t)launches) : INFINITY;
+        if (one->us < best) best = one->us;
+    }
+    for (int32_t i = 0; i < looked_at; i++)
+        if (choice[i].us <= alike * best && choice[i].us < INFINITY &&
+            (!chosen || choice[i].place < chosen->place))
+            chosen = &choice[i];
+    return chosen;
+}
+
+/* Who serves `rows_min` to `rows` rows; without tuning the heuristic's first that is eligible. */
 static void fill_bucket(struct kv_backend *backend, struct kv_cuda_gemm *gemm, struct probe *probe,
                         int64_t rows_min, int64_t rows, bool tune)
 {
     struct choice choice[CHOICES_MAX];
-    const cublasLtMatmulAlgo_t *chosen = &gemm->bucket[0].algorithm;
+    const struct choice *chosen = NULL;
     int32_t count = offered_by_heuristic(backend, gemm, rows, choice);
     if (tune && count > 0 && rows > WAVE_ROWS_MIN && rows <= WAVE_ROWS_MAX)
         count += offered_by_waves(backend, gemm, rows, &choice[0].algorithm, &choice[count]);
-    if (tune) order_by_time(backend, gemm, probe, rows, choice, count);
-    float best = INFINITY;
-    for (int32_t i = 0; i < count && (!tune || choice[i].us < 1.1f * best); i++) {
-        const cublasLtMatmulAlgo_t *algorithm = &choice[i].algorithm;
-        if (!agrees(backend, gemm, probe, rows, algorithm) ||
-            !agrees(backend, gemm, probe, rows_min, algorithm))
-            continue;
-        if (!tune) {
-            chosen = algorithm;
-            break;
-        }
-        float launches = (float)SAMPLE_US / choice[i].us;
-        launches = launches < 1 ? 1 : launches > SAMPLE_LAUNCHES ? SAMPLE_LAUNCHES : launches;
-        float us = time_of(backend, gemm, probe, rows, algorithm, (int32_t)launches);
-        if (us >= best) continue;
-        best = us;
-        chosen = algorithm;
+    for (int32_t i = 0; i < count; i++) choice[i].place = i;
+    if (tune) {
+        order_by_time(backend, gemm, probe, rows, choice, count);
+        chosen = fastest(backend, gemm, probe, rows_min, rows, choice, count);
+    } else {
+        for (int32_t i = 0; i < count && !chosen; i++)
+            if (is_eligible(backend, gemm, probe, rows_min, rows, &choice[i])) chosen = &choice[i];
     }
     int32_t at = gemm->buckets++;
     gemm->bucket[at].rows_max = rows;
-    gemm->bucket[at].algorithm = *chosen;
+    gemm->bucket[at].algorithm = chosen ? chosen->algorithm : gemm->bucket[0].algorithm;
 }
 
 /* The reference must run for every number of rows: it is the heuristic's first for a middling one that also
