@@ -47,7 +47,7 @@ comma := ,
 quiet = $(if $(V),,@)
 say   = $(if $(V),,@printf '  %-5s %s\n' $(1) $(2))
 
-.PHONY: all tests check check-built flood flood-built check-gpu check-gpu-built bench-gpu bench-gpu-built demo demo-built bench bench-built layers format lint docs asan tsan fuzz fuzz-built clean help
+.PHONY: all tests check check-built flood flood-built soak soak-built check-gpu check-gpu-built bench-gpu bench-gpu-built demo demo-built bench bench-built layers format lint docs asan tsan fuzz fuzz-built clean help
 all: $(DAEMON) $(TOOL) $(REFERENCE) ## build kvmatd and kvmat in build/release/ (BUILD=debug, asan or tsan elsewhere)
 	@printf '%s\n' "$(if $(NVCC),$(if $(CUDA_OBJECTS),CUDA: built with the toolkit at $(CUDA).,CUDA: left out of a $(BUILD) build.),CUDA: no toolkit found: built for the CPU.)"
 
@@ -108,7 +108,7 @@ $(eval $(call program,$(REFERENCE),$(call objs,$(wildcard tests/reference*.c)) $
 
 # What tests share stands beside them, in tests/*.c without a prefix, and is linked where it is used.
 KIT := $(OUT)/libkit.a
-KIT_SOURCES := $(filter-out tests/test_% tests/bench_% tests/gpu_% tests/reference%,$(wildcard tests/*.c))
+KIT_SOURCES := $(filter-out tests/test_% tests/bench_% tests/gpu_% tests/reference% tests/soak.c,$(wildcard tests/*.c))
 $(KIT): $(call objs,$(KIT_SOURCES))
 	$(call say,AR,$@)
 	$(quiet)rm -f $@ && $(AR) rcs $@ $^
@@ -123,6 +123,9 @@ $(foreach t,$(TESTS),$(eval $(call program,$(t),$(t).o $(rooms_$(call room_of,$(
 BENCHES := $(patsubst tests/%.c,$(OUT)/tests/%,$(sort $(wildcard tests/bench_*.c)))
 # OpenBLAS is the opponent of one benchmark and of nothing else; it is asked for when a benchmark is linked.
 $(foreach b,$(BENCHES),$(eval $(call program,$(b),$(b).o $(rooms_server),$(LIBS_server) openblas,$(CUDA_LIBS))))
+
+SOAK := $(OUT)/tests/soak
+$(eval $(call program,$(SOAK),$(SOAK).o $(rooms_server),$(LIBS_server),$(CUDA_LIBS)))
 
 # On a GPU: checks of the CUDA backend against the CPU backend, and its benchmarks. Built everywhere, run where there is one.
 GPU_CHECKS := $(patsubst tests/%.c,$(OUT)/tests/%,$(filter-out tests/gpu_bench% $(if $(CUDA_OBJECTS),,tests/gpu_kernels%),$(sort $(wildcard tests/gpu_*.c))))
@@ -167,6 +170,14 @@ flood: ## FLOOD bad requests of every kind to one server: memory and descriptors
 	$(quiet)$(AGAIN) flood-built
 flood-built: $(OUT)/tests/test_server_flood
 	$(quiet)KVMAT_FLOOD=$(FLOOD) $< 2>$<.log
+
+SOAK_SECONDS ?= 1200
+SOAK_RESTARTS ?= 200
+soak: ## SOAK_SECONDS of honest, vanishing, slow and hostile callers at once, with SOAK_RESTARTS restarts
+	$(quiet)tests/packages.sh check
+	$(quiet)$(AGAIN) soak-built
+soak-built: all $(SOAK)
+	$(quiet)$(SOAK) $(SOAK_SECONDS) $(SOAK_RESTARTS)
 
 check-gpu: ## the CUDA backend against the CPU backend, and under compute-sanitizer; says skip without a GPU
 	$(quiet)tests/packages.sh check
