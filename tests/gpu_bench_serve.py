@@ -65,9 +65,9 @@ def wait_for_line(path, process, read):
     raise SystemExit(f"{process.args[0]} did not start:\n{text}")
 
 
-def start_kvmatd(processes, options, model, scratch):
-    log = scratch / "kvmatd.log"
-    unix = f"unix:{scratch}/kvmatd.sock"
+def start_kvmatd(processes, options, model, scratch, name="kvmatd", more=()):
+    log = scratch / f"{name}.log"
+    unix = f"unix:{scratch}/{name}.sock"
     arguments = [
         options.build / "kvmatd",
         "--model",
@@ -76,6 +76,7 @@ def start_kvmatd(processes, options, model, scratch):
         options.device,
         "--pool-bytes",
         "2GiB",
+        *more,
     ]
     with log.open("w") as file:
         process = processes.start(arguments + ["--listen", "127.0.0.1:0", "--listen", unix], stderr=file)
@@ -188,6 +189,43 @@ def measure(options, urls, tokens, connections):
     }
 
 
+def busy(url):
+    """What /metrics counts: seconds that batches were with the device, and requests answered."""
+    text = exchange(url, "GET /metrics")[1].decode()
+    names = ("kvmat_device_busy_seconds_total ", 'kvmat_requests_total{route="materialize",code="ok"} ')
+    return [
+        next((float(line[len(name) :]) for line in text.splitlines() if line.startswith(name)), 0.0)
+        for name in names
+    ]
+
+
+def measure_batching(options, processes, scratch, model, joined):
+    """Many small requests at once, joined into batches and each in a batch of its own."""
+    tokens = min(options.sizes)
+    alone = start_kvmatd(processes, options, model, scratch, "alone", ["--max-batch-tokens", str(tokens)])[0]
+    seen = {"joined": [], "alone": []}
+    for turn in range(ROUNDS):
+        for name, url in (("joined", joined), ("alone", alone))[:: 1 - 2 * (turn % 2)]:
+            before = busy(url)
+            run = bench(options, url, tokens, MANY)
+            seconds, requests = (after - then for after, then in zip(busy(url), before))
+            seen[name].append(run | {"device_us": seconds * 1e6 / requests})
+    print(f"\nT = {tokens}, {MANY} connections, TCP: requests joined into batches, and each in one of its own")
+    print("       requests/s    p50 ms    p99 ms device us a request")
+    for name, runs in seen.items():
+        of = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+        print(
+            f"{name:6s} {of['requests_per_s']:10.1f} {of['latency_ms_p50']:9.3f} {of['latency_ms_p99']:9.3f}"
+            f" {of['device_us']:10.2f}"
+        )
+        append_values(
+            options.csv,
+            tokens,
+            f"{MANY}_connections_{name}",
+            {"per_request": 1e6 / of["requests_per_s"], "device_per_request": of["device_us"]},
+        )
+
+
 def print_rows(tokens, connections, results):
     for target, of in results.items():
         p50, p99, rate = of["latency_ms_p50"], of["latency_ms_p99"], of["requests_per_s"]
@@ -201,27 +239,41 @@ def print_rows(tokens, connections, results):
     sys.stdout.flush()
 
 
-def append_csv(path, tokens, connections, results):
-    """Microseconds: p50 and p99 of one connection, time per request of many; the ratio is to the echo."""
+def append_rows(path, rows):
+    """Rows from the column `shape` on."""
     if not path:
         return
-
-    def times(of):
-        if connections > 1:
-            return {f"{connections}_connections_per_request": 1e6 / of["requests_per_s"]}
-        return {f"1_connection_p{n}": of[f"latency_ms_p{n}"] * 1e3 for n in (50, 99)}
-
     with open(path, "a", newline="", encoding="ascii") as file:
         out = csv.writer(file, lineterminator="\n")
         if file.tell() == 0:
             out.writerow(HEAD)
         first = [datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")]
         first += [os.environ.get(f"KVMAT_{name}", "unknown") for name in ("COMMIT", "GPU", "DRIVER")]
-        for target, of in results.items():
-            bare = times(results[BARE.get(target, "echo_tcp")])
-            for mode, us in times(of).items():
-                row = ["L5_H4096", tokens, mode, target, f"{us:.2f}", "", "", "", f"{us / bare[mode]:.3f}"]
-                out.writerow(first + row)
+        out.writerows(first + row for row in rows)
+
+
+def append_values(path, tokens, what, values):
+    append_rows(
+        path, [["L5_H4096", tokens, mode, what, f"{us:.2f}", "", "", "", ""] for mode, us in values.items()]
+    )
+
+
+def append_csv(path, tokens, connections, results):
+    """Microseconds: p50 and p99 of one connection, time per request of many; the ratio is to the echo."""
+
+    def times(of):
+        if connections > 1:
+            return {f"{connections}_connections_per_request": 1e6 / of["requests_per_s"]}
+        return {f"1_connection_p{n}": of[f"latency_ms_p{n}"] * 1e3 for n in (50, 99)}
+
+    rows = []
+    for target, of in results.items():
+        bare = times(results[BARE.get(target, "echo_tcp")])
+        for mode, us in times(of).items():
+            rows.append(
+                ["L5_H4096", tokens, mode, target, f"{us:.2f}", "", "", "", f"{us / bare[mode]:.3f}"]
+            )
+    append_rows(path, rows)
 
 
 def serve_and_measure(options, processes, scratch):
@@ -250,6 +302,8 @@ def serve_and_measure(options, processes, scratch):
                 results = measure(options, urls, tokens, connections)
                 print_rows(tokens, connections, results)
                 append_csv(options.csv, tokens, connections, results)
+    if time.monotonic() < until:
+        measure_batching(options, processes, scratch, model, tcp)
 
 
 def main():
