@@ -17,6 +17,7 @@ struct kv_client {
     struct kv_url url;
     struct kv_client_options options;
     struct kv_roundtrip trip;
+    uint64_t connections; /* opened so far */
     size_t head_bytes;
     char head[KV_CLIENT_HEAD_BYTES_MAX];
 };
@@ -46,6 +47,11 @@ void kv_client_close(struct kv_client *client)
     if (!client) return;
     kv_roundtrip_free(&client->trip);
     free(client);
+}
+
+uint64_t kv_client_connections(const struct kv_client *client)
+{
+    return client->connections;
 }
 
 static bool add(struct kv_client *client, struct kv_error *err, const char *format, ...) KV_PRINTF(3, 4);
@@ -137,6 +143,7 @@ static bool attempt(struct kv_client *client, const struct iovec *parts, int32_t
     *kept = trip->channel.fd >= 0;
     trip->replied = trip->gone = false;
     if (!*kept && !kv_channel_connect(&trip->channel, client->options.connect_ms, err)) return false;
+    if (!*kept) client->connections++;
     all[0] = (struct iovec){client->head, client->head_bytes};
     if (part_count > 0) memcpy(all + 1, parts, (size_t)part_count * sizeof *parts);
     bool whole = kv_roundtrip_run(trip, all, part_count + 1, bodiless, response, err);

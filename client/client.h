@@ -101,6 +101,13 @@ bool kv_client_materialize_document(struct kv_client *client, const void *docume
                                     const struct kv_materialize_options *options, struct kv_reply_view *reply,
                                     struct kv_error *err) KV_MUST_CHECK;
 
+/* Reads K and V out of a reply that kv_client_accepted takes. reply_malformed: it is not these two. */
+bool kv_client_reply_read(const struct kv_response *response, struct kv_reply_view *reply,
+                          struct kv_error *err) KV_MUST_CHECK;
+
+/* How many connections the client object has opened so far. */
+uint64_t kv_client_connections(const struct kv_client *client);
+
 /* What a caller needs to know of the model behind a service. */
 struct kv_client_model {
     char name[KV_CLIENT_MODEL_BYTES];

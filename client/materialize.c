@@ -50,7 +50,8 @@ static void copy_text(char *to, size_t to_bytes, const char *from)
     snprintf(to, to_bytes, "%s", from ? from : "");
 }
 
-static bool read_reply(struct kv_reply_view *reply, const struct kv_response *response, struct kv_error *err)
+bool kv_client_reply_read(const struct kv_response *response, struct kv_reply_view *reply,
+                          struct kv_error *err)
 {
     struct kv_document document = {0};
     struct kv_error inner = {0};
@@ -86,7 +87,7 @@ static bool post(struct kv_client *client, const struct iovec *parts, int32_t pa
     if (!kv_client_call(client, "POST", "/v1/materialize", headers, 3, parts, part_count, &response, err))
         return false;
     if (!kv_client_accepted(&response, err)) return false;
-    return read_reply(reply, &response, err);
+    return kv_client_reply_read(&response, reply, err);
 }
 
 bool kv_client_materialize_document(struct kv_client *client, const void *document, uint64_t bytes,
