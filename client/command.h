@@ -17,7 +17,8 @@ enum {
     "http://HOST:PORT, http://[IPV6]:PORT or unix:PATH (default: KVMAT_URL, else http://127.0.0.1:8600)"
 
 #define KV_EXIT_NOTES                                                                                        \
-    "Exit status: 0 yes, 1 no (not ready, not equal, refused), 2 usage or a file, 3 no reply.\n"             \
+    "Exit status: 0 yes, 1 no (not ready, not equal, refused), 2 usage or a file,\n"                         \
+    "3 no reply.\n"                                                                                          \
     "KVMAT_URL in the environment is the default of --url."
 
 int kv_command_health(int argc, char **argv);

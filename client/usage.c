@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { NAME_COLUMN = 34, LINE_BYTES = 100 };
+enum { NAME_COLUMN = 28, LINE_BYTES = 80 };
 
 bool kv_integer_read(const char *text, int64_t *out)
 {
