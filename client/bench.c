@@ -1,29 +1,36 @@
-/* The threads and the sums of a measurement. */
+/* The threads, the pace and the sums of a measurement. */
 #include "client/bench.h"
 
+#include "client/bench_call.h"
+
+#include <errno.h>
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <time.h>
 
-enum { MANTISSA = 128, PAUSE_NS = 10 * 1000 * 1000 };
+enum { SECOND_NS = 1000000000, MS_NS = 1000000, PAUSE_NS = 10 * MS_NS };
 
 struct bench {
     const struct kv_bench_options *options;
-    atomic_llong left; /* requests that nobody has taken yet */
+    struct kv_bench_replies replies;
     pthread_mutex_t lock;
-    pthread_cond_t changed;
-    int32_t warm; /* threads that wait at the gate; under the lock, as all below */
+    pthread_cond_t changed;      /* on the monotonic clock */
+    struct kv_schedule schedule; /* under the lock, as all below */
+    int32_t warm;                /* threads that wait at the gate */
+    int32_t working;             /* threads that have not ended */
     bool open, cancelled;
-    int64_t end_ns; /* 0: no end; unchanged once the gate is open */
+    int64_t begin_ns, end_ns; /* end 0: none; unchanged once the gate is open */
 };
 
 struct worker {
     struct bench *bench;
     pthread_t thread;
     struct kv_client *client;
-    int64_t begin_ns, end_ns;
+    uint64_t connections; /* of the client when the gate opened */
+    pthread_mutex_t lock; /* over the result, which is read while it grows */
+    int64_t end_ns;
     struct kv_bench_result result;
 };
 
@@ -31,87 +38,137 @@ static int64_t clock_ns(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+    return (int64_t)now.tv_sec * SECOND_NS + now.tv_nsec;
 }
 
-void kv_latencies_add(struct kv_latencies *latencies, uint64_t ns)
+static void sleep_until(int64_t ns)
 {
-    int shift = ns < MANTISSA ? -1 : 56 - __builtin_clzll(ns);
-    uint64_t bucket = shift < 0 ? ns : (uint64_t)(shift + 1) * MANTISSA + ((ns >> shift) & (MANTISSA - 1));
-    latencies->bucket[bucket]++;
-    latencies->count++;
-    latencies->sum += (double)ns;
-    if (ns > latencies->max) latencies->max = ns;
-}
-
-uint64_t kv_latencies_at(const struct kv_latencies *latencies, double part)
-{
-    uint64_t seen = 0;
-    double want = part * (double)latencies->count;
-    for (uint64_t bucket = 0; bucket < KV_LATENCY_BUCKETS; bucket++) {
-        seen += latencies->bucket[bucket];
-        if (seen == 0 || (double)seen < want) continue;
-        if (bucket < MANTISSA) return bucket;
-        uint64_t shift = bucket / MANTISSA - 1, last = ((MANTISSA + bucket % MANTISSA + 1) << shift) - 1;
-        return last < latencies->max ? last : latencies->max;
+    const struct timespec at = {.tv_sec = ns / SECOND_NS, .tv_nsec = ns % SECOND_NS};
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, NULL) == EINTR) {
     }
-    return latencies->max;
+}
+
+static void count_refusal(struct kv_bench_result *result, const struct kv_response *response,
+                          const struct kv_error *err)
+{
+    struct kv_bench_answer *answer = &result->refused[err->fault];
+    answer->count++;
+    answer->status = response->status;
 }
 
 static void count_failure(struct kv_bench_result *result, const struct kv_error *err)
 {
+    bool changed = err->fault == KV_REPLY_CHANGED && result->first.fault != KV_REPLY_CHANGED;
     result->failed++;
-    result->faults[err->fault]++;
-    if (result->first.fault == KV_OK) result->first = *err;
-    if (err->fault != KV_SERVICE_UNREACHABLE) return;
-    const struct timespec pause = {.tv_nsec = PAUSE_NS};
-    nanosleep(&pause, NULL);
+    if (result->first.fault == KV_OK || changed) result->first = *err;
 }
 
-static void send_one(struct worker *worker)
+static void count_answer(struct kv_bench_result *result, const struct kv_bench_options *options, int32_t size,
+                         const struct kv_reply_view *reply, int64_t latency_ns)
 {
-    const struct kv_bench_options *options = worker->bench->options;
-    struct kv_bench_result *result = &worker->result;
-    struct kv_reply_view reply;
-    struct kv_error err = {0};
-    int64_t begin = clock_ns();
-    bool answered =
-        kv_client_materialize_document(worker->client, options->document, options->bytes, NULL, &reply, &err);
-    int64_t end = clock_ns();
-    if (answered && reply.tokens != options->tokens) {
-        answered = kv_fail_values(&err, KV_REPLY_MALFORMED, "k", kv_integer(options->tokens),
-                                  kv_integer(reply.tokens), "The reply is for another number of tokens");
-    }
-    if (!answered) {
-        count_failure(result, &err);
-        return;
-    }
     result->requests++;
-    result->reply_bytes += reply.bytes;
-    kv_latencies_add(&result->latency, (uint64_t)(end - begin));
-    if (reply.queue_ms < 0 || reply.device_ms < 0) return;
-    result->queue_ms += reply.queue_ms;
-    result->device_ms += reply.device_ms;
+    result->tokens += (uint64_t)reply->tokens;
+    result->request_bytes += options->document[size].iov_len;
+    result->reply_bytes += reply->bytes;
+    kv_latencies_add(&result->by_size[size], (uint64_t)latency_ns);
+    if (reply->queue_ms < 0 || reply->device_ms < 0) return;
+    result->queue_ms += reply->queue_ms;
+    result->device_ms += reply->device_ms;
     result->timed++;
 }
 
-/* Waits until all threads are warm. True: there is nothing to be measured. */
-static bool pass_gate(struct bench *bench)
+/* A request of the open loop whose turn has come: it is begun, or it is over. */
+static void count_due(struct worker *worker, int64_t late_ns, bool over)
+{
+    struct kv_bench_result *result = &worker->result;
+    double late_ms = over ? 0 : (double)late_ns / MS_NS;
+    pthread_mutex_lock(&worker->lock);
+    result->begun += !over;
+    result->not_begun += over;
+    result->late_ms += late_ms;
+    if (late_ms > result->late_ms_max) result->late_ms_max = late_ms;
+    pthread_mutex_unlock(&worker->lock);
+}
+
+/* When to send a refused request again; 0: not. Until then its time limit must not have passed, so that a
+ * service that is busy for ever is not asked for ever. */
+static int64_t again_at(const struct kv_bench_options *options, const struct kv_response *response,
+                        int64_t due_ns, int64_t now_ns)
+{
+    if (!options->retry || response->status == 0 || response->retry_after_s < 0) return 0;
+    int64_t wait_ns = (int64_t)response->retry_after_s * SECOND_NS;
+    int64_t at_ns = now_ns + (wait_ns > PAUSE_NS ? wait_ns : PAUSE_NS);
+    return at_ns < due_ns + (int64_t)options->call_ms * MS_NS ? at_ns : 0;
+}
+
+/* One request, sent again where the options say so; its latency counts from due_ns. */
+static void send_one(struct worker *worker, int32_t size, int64_t due_ns, bool counted)
+{
+    struct bench *bench = worker->bench;
+    const struct kv_bench_options *options = bench->options;
+    struct kv_response response;
+    struct kv_reply_view reply;
+    for (;;) {
+        struct kv_error err = {0};
+        bool answered = kv_bench_call(worker->client, options, size, &response, &reply, &err);
+        int64_t end_ns = clock_ns();
+        int64_t again_ns = answered ? 0 : again_at(options, &response, due_ns, end_ns);
+        if (answered && options->verify) answered = kv_bench_verify(&bench->replies, size, &reply, &err);
+        pthread_mutex_lock(&worker->lock);
+        if (counted && answered) count_answer(&worker->result, options, size, &reply, end_ns - due_ns);
+        if (counted && !answered) count_refusal(&worker->result, &response, &err);
+        if (counted && again_ns > 0) worker->result.retried++;
+        if (counted && !answered && again_ns == 0) count_failure(&worker->result, &err);
+        pthread_mutex_unlock(&worker->lock);
+        /* A service that is gone is not asked as fast as it can be said that it is. */
+        if (err.fault == KV_SERVICE_UNREACHABLE) sleep_until(end_ns + PAUSE_NS);
+        if (again_ns == 0) return;
+        sleep_until(again_ns);
+    }
+}
+
+static bool take_turn(struct bench *bench, struct kv_turn *turn)
+{
+    pthread_mutex_lock(&bench->lock);
+    bool taken = !bench->cancelled && kv_schedule_next(&bench->schedule, turn);
+    pthread_mutex_unlock(&bench->lock);
+    return taken;
+}
+
+static void drive(struct worker *worker)
+{
+    struct bench *bench = worker->bench;
+    bool paced = bench->options->rate > 0;
+    struct kv_turn turn;
+    while (take_turn(bench, &turn)) {
+        int64_t due_ns = bench->begin_ns + turn.after_ns;
+        if (paced) sleep_until(due_ns);
+        int64_t now_ns = clock_ns();
+        bool over = bench->end_ns > 0 && now_ns >= bench->end_ns;
+        if (over && !paced) return;
+        if (paced) count_due(worker, now_ns - due_ns, over);
+        /* Once it is over, this counts all that were due and nobody has taken. */
+        if (!over) send_one(worker, turn.size, paced ? due_ns : now_ns, true);
+    }
+}
+
+static void pass_gate(struct bench *bench)
 {
     pthread_mutex_lock(&bench->lock);
     bench->warm++;
     pthread_cond_broadcast(&bench->changed);
     while (!bench->open) pthread_cond_wait(&bench->changed, &bench->lock);
-    bool cancelled = bench->cancelled;
     pthread_mutex_unlock(&bench->lock);
-    return cancelled;
 }
 
 static void open_gate(struct bench *bench, int32_t threads, bool cancelled)
 {
     pthread_mutex_lock(&bench->lock);
     while (!cancelled && bench->warm < threads) pthread_cond_wait(&bench->changed, &bench->lock);
-    if (bench->options->seconds > 0) bench->end_ns = clock_ns() + (int64_t)(bench->options->seconds * 1e9);
+    bench->begin_ns = clock_ns();
+    if (bench->options->seconds > 0)
+        bench->end_ns = bench->begin_ns + (int64_t)(bench->options->seconds * SECOND_NS);
+    bench->working = threads;
     bench->cancelled = cancelled;
     bench->open = true;
     pthread_cond_broadcast(&bench->changed);
@@ -122,16 +179,18 @@ static void *work(void *argument)
 {
     struct worker *worker = argument;
     struct bench *bench = worker->bench;
-    for (int32_t i = 0; i < bench->options->warmup; i++) send_one(worker);
-    worker->result = (struct kv_bench_result){0};
-    bool cancelled = pass_gate(bench);
-    worker->begin_ns = clock_ns();
-    while (!cancelled) {
-        if (bench->end_ns > 0 && clock_ns() >= bench->end_ns) break;
-        if (bench->options->requests > 0 && atomic_fetch_sub(&bench->left, 1) <= 0) break;
-        send_one(worker);
-    }
+    const struct kv_bench_options *options = bench->options;
+    /* By default a sleep ends 50 us late, which would count as the service's latency. */
+    (void)prctl(PR_SET_TIMERSLACK, 1ul);
+    for (int32_t i = 0; i < options->warmup; i++) send_one(worker, i % options->mix.count, clock_ns(), false);
+    worker->connections = kv_client_connections(worker->client);
+    pass_gate(bench);
+    drive(worker);
     worker->end_ns = clock_ns();
+    pthread_mutex_lock(&bench->lock);
+    bench->working--;
+    pthread_cond_broadcast(&bench->changed);
+    pthread_mutex_unlock(&bench->lock);
     return NULL;
 }
 
@@ -139,16 +198,62 @@ static void add_result(struct kv_bench_result *to, const struct kv_bench_result 
 {
     to->requests += from->requests;
     to->failed += from->failed;
+    to->not_begun += from->not_begun;
+    to->retried += from->retried;
+    to->tokens += from->tokens;
+    to->request_bytes += from->request_bytes;
     to->reply_bytes += from->reply_bytes;
+    to->begun += from->begun;
+    to->late_ms += from->late_ms;
+    if (from->late_ms_max > to->late_ms_max) to->late_ms_max = from->late_ms_max;
     to->queue_ms += from->queue_ms;
     to->device_ms += from->device_ms;
     to->timed += from->timed;
-    if (to->first.fault == KV_OK) to->first = from->first;
-    for (int i = 0; i < KV_FAULT_COUNT; i++) to->faults[i] += from->faults[i];
-    for (int i = 0; i < KV_LATENCY_BUCKETS; i++) to->latency.bucket[i] += from->latency.bucket[i];
-    to->latency.count += from->latency.count;
-    to->latency.sum += from->latency.sum;
-    if (from->latency.max > to->latency.max) to->latency.max = from->latency.max;
+    bool changed = from->first.fault == KV_REPLY_CHANGED && to->first.fault != KV_REPLY_CHANGED;
+    if (to->first.fault == KV_OK || changed) to->first = from->first;
+    for (int i = 0; i < KV_FAULT_COUNT; i++) {
+        to->refused[i].count += from->refused[i].count;
+        if (from->refused[i].count > 0) to->refused[i].status = from->refused[i].status;
+    }
+    for (int i = 0; i < KV_MIX_MAX; i++) {
+        kv_latencies_merge(&to->by_size[i], &from->by_size[i]);
+        kv_latencies_merge(&to->latency, &from->by_size[i]);
+    }
+}
+
+/* Tells once a second what is there so far, until all threads have ended. Without memory it only waits. */
+static void watch(struct bench *bench, struct worker *workers)
+{
+    const struct kv_bench_options *options = bench->options;
+    struct kv_bench_result *so_far = options->progress ? malloc(sizeof *so_far) : NULL;
+    struct timespec next = {.tv_sec = bench->begin_ns / SECOND_NS, .tv_nsec = bench->begin_ns % SECOND_NS};
+    pthread_mutex_lock(&bench->lock);
+    while (so_far && bench->working > 0) {
+        next.tv_sec++;
+        int status = 0;
+        while (bench->working > 0 && status != ETIMEDOUT)
+            status = pthread_cond_timedwait(&bench->changed, &bench->lock, &next);
+        if (bench->working == 0) break;
+        pthread_mutex_unlock(&bench->lock);
+        memset(so_far, 0, sizeof *so_far);
+        for (int32_t i = 0; i < options->connections; i++) {
+            pthread_mutex_lock(&workers[i].lock);
+            add_result(so_far, &workers[i].result);
+            pthread_mutex_unlock(&workers[i].lock);
+        }
+        so_far->seconds = (double)(clock_ns() - bench->begin_ns) / SECOND_NS;
+        options->progress(options->context, so_far);
+        pthread_mutex_lock(&bench->lock);
+    }
+    pthread_mutex_unlock(&bench->lock);
+    free(so_far);
+}
+
+static uint64_t reconnects(const struct worker *worker)
+{
+    uint64_t before = worker->connections > 0 ? worker->connections : 1; /* the first is none */
+    uint64_t now = kv_client_connections(worker->client);
+    return now > before ? now - before : 0;
 }
 
 static bool run_workers(struct bench *bench, struct worker *workers, struct kv_error *err)
@@ -157,39 +262,68 @@ static bool run_workers(struct bench *bench, struct worker *workers, struct kv_e
     while (started < count && pthread_create(&workers[started].thread, NULL, work, &workers[started]) == 0)
         started++;
     open_gate(bench, count, started < count);
+    if (started == count) watch(bench, workers);
     for (int32_t i = 0; i < started; i++) pthread_join(workers[i].thread, NULL);
     if (started < count)
         return kv_fail(err, KV_INTERNAL, "Only %d of %d threads could be started", started, count);
     return true;
 }
 
+static void bench_open(struct bench *bench, const struct kv_bench_options *options)
+{
+    pthread_condattr_t monotonic;
+    *bench = (struct bench){.options = options};
+    bench->schedule = kv_schedule_open(&options->mix, options->seed);
+    bench->schedule.rate = options->rate;
+    bench->schedule.poisson = options->poisson;
+    bench->schedule.seconds = options->seconds;
+    bench->schedule.requests = options->requests;
+    kv_bench_replies_open(&bench->replies);
+    pthread_mutex_init(&bench->lock, NULL);
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&bench->changed, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+}
+
+static void bench_close(struct bench *bench)
+{
+    pthread_cond_destroy(&bench->changed);
+    pthread_mutex_destroy(&bench->lock);
+    kv_bench_replies_close(&bench->replies);
+}
+
 bool kv_bench_run(const struct kv_bench_options *options, struct kv_bench_result *result,
                   struct kv_error *err)
 {
-    struct bench bench = {.options = options};
+    struct bench bench;
     const struct kv_client_options client = {.call_ms = options->call_ms, .silence_ms = options->call_ms};
     struct worker *workers = calloc((size_t)options->connections, sizeof *workers);
-    bool run = workers != NULL ||
-               kv_fail(err, KV_INTERNAL, "There is no memory for %d connections", options->connections);
     memset(result, 0, sizeof *result);
-    atomic_init(&bench.left, options->requests);
-    pthread_mutex_init(&bench.lock, NULL);
-    pthread_cond_init(&bench.changed, NULL);
-    for (int32_t i = 0; run && i < options->connections; i++) {
+    if (!workers)
+        return kv_fail(err, KV_INTERNAL, "There is no memory for %d connections", options->connections);
+    bench_open(&bench, options);
+    bool run = true;
+    for (int32_t i = 0; i < options->connections; i++) {
         workers[i].bench = &bench;
-        run = kv_client_open(&workers[i].client, options->url, &client, err);
+        pthread_mutex_init(&workers[i].lock, NULL);
+        run = run && kv_client_open(&workers[i].client, options->url, &client, err);
     }
-    if (run) run = run_workers(&bench, workers, err);
-    int64_t begin_ns = INT64_MAX, end_ns = 0;
-    for (int32_t i = 0; workers && i < options->connections; i++) {
-        kv_client_close(workers[i].client);
-        add_result(result, &workers[i].result);
-        if (workers[i].begin_ns < begin_ns) begin_ns = workers[i].begin_ns;
-        if (workers[i].end_ns > end_ns) end_ns = workers[i].end_ns;
+    run = run && run_workers(&bench, workers, err);
+    int64_t end_ns = bench.begin_ns;
+    for (int32_t i = 0; i < options->connections; i++) {
+        struct worker *worker = &workers[i];
+        add_result(result, &worker->result);
+        if (run) result->reconnects += reconnects(worker);
+        if (worker->end_ns > end_ns) end_ns = worker->end_ns;
+        kv_client_close(worker->client);
+        pthread_mutex_destroy(&worker->lock);
     }
-    result->seconds = run ? (double)(end_ns - begin_ns) / 1e9 : 0;
-    pthread_cond_destroy(&bench.changed);
-    pthread_mutex_destroy(&bench.lock);
+    result->seconds = (double)(end_ns - bench.begin_ns) / SECOND_NS;
+    /* That the last arrival was answered before the time was over does not make the rate higher. */
+    if (options->rate > 0 && options->requests == 0 && result->seconds < options->seconds)
+        result->seconds = options->seconds;
+    bench_close(&bench);
     free(workers);
     return run;
 }

@@ -1,6 +1,5 @@
-/* The parts of the commands that have no command line: differences, noise, latencies, options, files that
- * appear whole. */
-#include "client/bench.h"
+/* The parts of the commands that have no command line: differences, noise, options, files that appear
+ * whole. */
 #include "client/compare.h"
 #include "client/decode.h"
 #include "client/input.h"
@@ -102,23 +101,6 @@ START_TEST(noise_is_near_normal)
     ck_assert_mem_ne(values, again, 4096);
     free(values);
     free(again);
-}
-END_TEST
-
-START_TEST(latencies_are_counted)
-{
-    struct kv_latencies *latencies = calloc(1, sizeof *latencies);
-    ck_assert_ptr_nonnull(latencies);
-    ck_assert_uint_eq(kv_latencies_at(latencies, 0.5), 0);
-    for (uint64_t i = 1; i <= 100; i++) kv_latencies_add(latencies, i * 1000000);
-    ck_assert_double_eq_tol((double)kv_latencies_at(latencies, 0.5), 50e6, 0.5e6);
-    ck_assert_double_eq_tol((double)kv_latencies_at(latencies, 0.99), 99e6, 1e6);
-    ck_assert_uint_eq(kv_latencies_at(latencies, 1), 100000000);
-    const uint64_t edges[] = {0, 1, 127, 128, 129, 255, 256, 1ull << 40, UINT64_MAX};
-    for (int i = 0; i < 9; i++) kv_latencies_add(latencies, edges[i]);
-    ck_assert_uint_eq(latencies->count, 109);
-    ck_assert_uint_eq(kv_latencies_at(latencies, 1), UINT64_MAX);
-    free(latencies);
 }
 END_TEST
 
@@ -282,7 +264,6 @@ int main(void)
     tcase_add_test(tests, nan_and_infinity_are_seen);
     tcase_add_test(tests, dtypes_compare_by_value);
     tcase_add_test(tests, noise_is_near_normal);
-    tcase_add_test(tests, latencies_are_counted);
     tcase_add_test(tests, options_are_read);
     tcase_add_loop_test(tests, wrong_options_are_refused, 0, (int)(sizeof wrong / sizeof *wrong));
     tcase_add_test(tests, a_file_appears_whole_or_not_at_all);
