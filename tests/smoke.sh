@@ -177,6 +177,11 @@ check_requests() {
     status_of "kvmat's reply is right" 0 "$build/kvmat" compare --tolerance 3e-3 "$scratch/reply2" \
         "$golden/expected.safetensors"
     status_of "kvmat ready" 0 "$build/kvmat" ready --url "$url"
+    status_of "kvmat bench, always the same bits" 0 "$build/kvmat" bench --url "$url" --connections 2 \
+        --rates 50,100 --seconds 0.3 --mix 1:3,16:1 --verify \
+        --svg "$scratch/latency.svg" --json "$scratch/bench.json"
+    has "its picture" '</svg>' "$scratch/latency.svg"
+    has "its numbers" '"rate_per_s": 100,' "$scratch/bench.json"
     same "over the unix socket" 200 "$(fetch /v1/materialize --unix-socket "$scratch/socket" \
         --data-binary "@$golden/request.safetensors")"
 }
