@@ -102,11 +102,12 @@ struct kv_backend_options {
 /* What an open device is, and how it likes to be fed. */
 struct kv_backend_description {
     char kind[16], name[128];
-    uint64_t memory_bytes; /* resident: weights, tables, buffers */
-    int64_t span_rows;     /* a request is cut into spans of at most this many rows */
-    int32_t batches_max;   /* that may be in flight at once, at least 1 */
-    uint64_t pool_bytes;   /* a good size for the pool where the operator names none */
-    int64_t spin_us;       /* so long after submit, asking for a batch's end beats sleeping until it */
+    uint64_t memory_bytes;            /* resident: weights, tables, buffers */
+    uint64_t total_bytes, free_bytes; /* of a GPU's memory when it was asked, whoever uses it; 0: not known */
+    int64_t span_rows;                /* a request is cut into spans of at most this many rows */
+    int32_t batches_max;              /* that may be in flight at once, at least 1 */
+    uint64_t pool_bytes;              /* a good size for the pool where the operator names none */
+    int64_t spin_us; /* so long after submit, asking for a batch's end beats sleeping until it */
 };
 
 /* Memory made elsewhere, to be mapped: a file descriptor of shared memory, or a peer's 64-byte GPU handle. */
@@ -127,6 +128,7 @@ struct kv_backend_ops {
      * bytes. */
     bool (*open)(struct kv_backend **out, const struct kv_weights *weights,
                  const struct kv_backend_options *options, struct kv_error *err);
+    /* Any thread, beside all others. */
     void (*describe)(const struct kv_backend *backend, struct kv_backend_description *out);
     /* Host memory that the device reads and writes well (pinned, for a GPU), pre-faulted; *host is its
      * address. */

@@ -240,6 +240,12 @@ static void describe(const struct kv_backend *backend, struct kv_backend_descrip
         .pool_bytes = 1u << 30,
         .spin_us = 1000}; /* sleeping until an event was seen to end 50 us late: a twentieth of that */
     snprintf(out->name, sizeof out->name, "%s", backend->name);
+    size_t free_bytes = 0, total_bytes = 0;
+    if (cudaSetDevice(backend->device) != cudaSuccess ||
+        cudaMemGetInfo(&free_bytes, &total_bytes) != cudaSuccess)
+        return;
+    out->free_bytes = free_bytes;
+    out->total_bytes = total_bytes;
 }
 
 static bool alloc(struct kv_backend *backend, size_t bytes, struct kv_mem **out, void **host,

@@ -41,10 +41,12 @@ static json_t *device_json(const struct kv_device_info *device)
     bool made = kv_json_put(json, "kind", kv_json_text(device->kind)) &&
                 kv_json_put(json, "name", kv_json_text(device->name)) &&
                 kv_json_put(json, "memory_bytes", kv_json_size(device->memory_bytes));
+    if (device->total_bytes)
+        made = made && kv_json_put(json, "total_bytes", kv_json_size(device->total_bytes));
     return kv_json_made(json, made);
 }
 
-/* Those that options set. */
+/* All that the daemon enforces; what depends on the device is left out until it is known. */
 static json_t *limits_json(const struct kv_limits *limits)
 {
     json_t *json = json_object();
@@ -54,7 +56,14 @@ static json_t *limits_json(const struct kv_limits *limits)
         (limits->pool_bytes == 0 || kv_json_put(json, "pool_bytes", kv_json_size(limits->pool_bytes))) &&
         kv_json_put(json, "queue_max", json_integer(limits->queue_max)) &&
         kv_json_put(json, "batch_tokens_max", json_integer(limits->batch_tokens_max)) &&
-        kv_json_put(json, "connections_max", json_integer(limits->connections_max));
+        (limits->span_tokens_max == 0 ||
+         kv_json_put(json, "span_tokens_max", json_integer(limits->span_tokens_max))) &&
+        kv_json_put(json, "connections_max", json_integer(limits->connections_max)) &&
+        kv_json_put(json, "idle_seconds", json_integer(limits->idle_seconds)) &&
+        kv_json_put(json, "upload_seconds", json_integer(limits->upload_seconds)) &&
+        kv_json_put(json, "reply_seconds", json_integer(limits->reply_seconds)) &&
+        kv_json_put(json, "device_seconds", json_integer(limits->device_seconds)) &&
+        kv_json_put(json, "drain_seconds", json_integer(limits->drain_seconds));
     return kv_json_made(json, made);
 }
 

@@ -8,7 +8,7 @@
 extern "C" {
 #endif
 
-/* Every bound of the service in one place; those that options set are shown by /v1/model. */
+/* Every bound of the service in one place; /v1/model shows them. */
 struct kv_limits {
     int64_t tokens_max;       /* of a request */
     uint64_t body_bytes_max;  /* of a request */
@@ -20,6 +20,8 @@ struct kv_limits {
     int32_t idle_seconds;     /* a silent connection is closed after this */
     int32_t upload_seconds;   /* a body must be in after this and a second for each MiB */
     int32_t reply_seconds;    /* a reply must be taken after this and a second for each MiB */
+    int32_t device_seconds;   /* a batch that is with the device for longer has lost it; 0: no limit */
+    int32_t drain_seconds;    /* requests in flight have so long at SIGTERM */
 };
 
 struct kv_rope_info {
@@ -31,9 +33,10 @@ struct kv_rope_info {
 };
 
 struct kv_device_info {
-    char kind[16];         /* "cpu", "cuda" */
-    char name[128];        /* of the processor or the GPU */
-    uint64_t memory_bytes; /* that the weights and buffers take on it */
+    char kind[16];                    /* "cpu", "cuda" */
+    char name[128];                   /* of the processor or the GPU */
+    uint64_t memory_bytes;            /* that the weights and buffers take on it */
+    uint64_t total_bytes, free_bytes; /* of its memory, whoever uses it; 0: not known */
 };
 
 struct kv_description {

@@ -84,11 +84,6 @@ bool kv_engine_admit(struct kv_engine *engine, struct kv_job *job, uint64_t body
     bool ok = false;
     pthread_mutex_lock(&engine->lock);
     if (!accepts_locked(engine, body_bytes, err)) goto unlock;
-    job->bases = calloc(2 * (size_t)engine->geometry.layers, sizeof *job->bases);
-    if (!job->bases) {
-        kv_fail(err, KV_INTERNAL, "no memory to admit a request");
-        goto unlock;
-    }
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
@@ -104,8 +99,6 @@ bool kv_engine_admit(struct kv_engine *engine, struct kv_job *job, uint64_t body
         job->body_bytes = body_bytes;
         engine->jobs++;
     } else {
-        free(job->bases);
-        job->bases = NULL;
         pthread_cond_destroy(&job->done);
         job->done_made = false;
     }
@@ -135,7 +128,6 @@ void kv_engine_release(struct kv_job *job)
     engine->jobs--;
     pthread_cond_broadcast(&engine->room);
     pthread_mutex_unlock(&engine->lock);
-    free(job->bases);
     pthread_cond_destroy(&job->done);
     *job = (struct kv_job){0};
 }

@@ -50,8 +50,7 @@ static bool warm_up(struct kv_engine *engine, enum kv_input_kind kind, int64_t r
     bool taken = kv_pool_take(&engine->pool, body_bytes, &job.body_range) &&
                  kv_pool_take(&engine->pool, reply_bytes, &job.reply_range);
     pthread_mutex_unlock(&engine->lock);
-    job.bases = calloc(2 * (size_t)geometry->layers, sizeof *job.bases);
-    if (!taken || !job.bases) {
+    if (!taken) {
         ok = true; /* a pool too small for this batch will never see it */
         goto cleanup;
     }
@@ -69,16 +68,22 @@ cleanup:
     kv_pool_give(&engine->pool, &job.body_range);
     kv_pool_give(&engine->pool, &job.reply_range);
     pthread_mutex_unlock(&engine->lock);
-    free(job.bases);
     return ok;
 }
 
 static bool make_flights(struct kv_engine *engine, struct kv_error *err)
 {
-    engine->flights = engine->description.batches_max;
-    engine->flight = calloc((size_t)engine->flights, sizeof *engine->flight);
-    if (!engine->flight) return kv_fail(err, KV_DEVICE_OUT_OF_MEMORY, "no memory for the device's batches");
-    for (int32_t i = 0; i < engine->flights; i++) engine->flight[i].batch.item = engine->flight[i].item;
+    const size_t flights = (size_t)engine->description.batches_max;
+    const size_t bases = KV_BATCH_ITEMS_MAX * 2 * (size_t)engine->geometry.layers; /* of one flight */
+    engine->flight = calloc(flights, sizeof *engine->flight);
+    engine->bases = calloc(flights * bases, sizeof *engine->bases);
+    if (!engine->flight || !engine->bases)
+        return kv_fail(err, KV_DEVICE_OUT_OF_MEMORY, "no memory for the device's batches");
+    for (size_t i = 0; i < flights; i++) {
+        engine->flight[i].batch.item = engine->flight[i].item;
+        engine->flight[i].bases = engine->bases + i * bases;
+    }
+    engine->flights = (int32_t)flights;
     return true;
 }
 
@@ -136,6 +141,8 @@ void kv_engine_open_doors(struct kv_engine *engine)
 void kv_engine_close(struct kv_engine *engine)
 {
     if (!engine) return;
+    bool settled = kv_engine_settle(engine);
+    assert(settled);
     if (engine->thread_started) {
         pthread_mutex_lock(&engine->lock);
         engine->stopping = true;
@@ -150,6 +157,7 @@ void kv_engine_close(struct kv_engine *engine)
     }
     kv_pool_close(&engine->pool);
     free(engine->flight);
+    free(engine->bases);
     pthread_cond_destroy(&engine->work);
     pthread_cond_destroy(&engine->room);
     pthread_mutex_destroy(&engine->lock);
@@ -207,12 +215,9 @@ void kv_engine_abandon(struct kv_engine *engine)
     pthread_mutex_unlock(&engine->lock);
 }
 
-enum kv_engine_state kv_engine_state(struct kv_engine *engine)
+enum kv_engine_state kv_engine_state(const struct kv_engine *engine)
 {
-    pthread_mutex_lock(&engine->lock);
-    enum kv_engine_state state = engine->state;
-    pthread_mutex_unlock(&engine->lock);
-    return state;
+    return atomic_load(&engine->state);
 }
 
 void kv_engine_stats(struct kv_engine *engine, struct kv_engine_stats *out)
@@ -222,6 +227,8 @@ void kv_engine_stats(struct kv_engine *engine, struct kv_engine_stats *out)
     out->state = engine->state;
     out->jobs = engine->jobs;
     out->waiting = engine->waiters + engine->queued;
+    out->queued_rows = engine->queued_rows;
+    out->busy_us = kv_engine_busy_us(engine);
     out->pool_bytes = engine->pool.bytes;
     out->pool_used_bytes = engine->pool.used;
     out->pool_used_bytes_max = engine->pool.used_max;
@@ -230,15 +237,17 @@ void kv_engine_stats(struct kv_engine *engine, struct kv_engine_stats *out)
 
 bool kv_engine_device(struct kv_engine *engine, struct kv_device_info *out)
 {
-    *out = (struct kv_device_info){0};
     pthread_mutex_lock(&engine->lock);
     bool known = engine->ops != NULL;
-    if (known) {
-        memcpy(out->kind, engine->description.kind, sizeof out->kind);
-        memcpy(out->name, engine->description.name, sizeof out->name);
-        out->memory_bytes = engine->description.memory_bytes;
-    }
+    struct kv_backend_description said = engine->description;
     pthread_mutex_unlock(&engine->lock);
+    /* What is free changes. A device that is lost is not asked. */
+    if (kv_engine_state(engine) == KV_ENGINE_READY) engine->ops->describe(engine->backend, &said);
+    memcpy(out->kind, said.kind, sizeof out->kind);
+    memcpy(out->name, said.name, sizeof out->name);
+    out->memory_bytes = said.memory_bytes;
+    out->total_bytes = said.total_bytes;
+    out->free_bytes = said.free_bytes;
     return known;
 }
 

@@ -16,6 +16,7 @@
 struct kv_engine;
 
 enum { KV_BATCH_ITEMS_MAX = 64 }; /* requests, or spans of them, in one batch */
+enum { KV_SIZE_BUCKETS = 15 };    /* powers of two up to 16384 */
 
 enum kv_engine_state {
     KV_ENGINE_STARTING, /* no device yet */
@@ -51,7 +52,6 @@ struct kv_job {
     /* The engine's own. */
     struct kv_engine *engine;
     struct kv_range body_range, reply_range;
-    struct kv_ref *bases; /* [2 * layers]: K's, then V's */
     int64_t rows, rows_submitted, rows_done;
     int32_t flights;
     int64_t queued_us, submitted_us, done_us;
@@ -67,10 +67,14 @@ struct kv_engine_stats {
     enum kv_engine_state state;
     int32_t jobs;    /* admitted and not yet released */
     int32_t waiting; /* for memory or in the queue */
+    int64_t queued_rows;
+    int64_t busy_us; /* how long the oldest batch has been with the device */
     uint64_t pool_bytes, pool_used_bytes, pool_used_bytes_max;
     uint64_t batches, batch_rows, batch_items; /* done by the device */
-    uint64_t inline_batches;                   /* of them, submitted by the request's own thread */
-    uint64_t device_us;                        /* summed over the batches, from submit to done */
+    /* Of them, those with up to 1, 2, 4, ... rows and requests; the last are those with more. */
+    uint64_t rows_bucket[KV_SIZE_BUCKETS + 1], items_bucket[KV_SIZE_BUCKETS + 1];
+    uint64_t inline_batches; /* of them, submitted by the request's own thread */
+    uint64_t device_us;      /* summed over the batches, from submit to done */
 };
 
 /* An engine without a device: it refuses with not_ready. NULL when memory is out. */
@@ -84,7 +88,8 @@ bool kv_engine_start(struct kv_engine *engine, const struct kv_backend_ops *ops,
 /* Started -> ready: work is taken from here on. Not when it drains already. */
 void kv_engine_open_doors(struct kv_engine *engine);
 
-/* Stops the device thread and closes the device. No job may be admitted any more. NULL is fine. */
+/* Stops the device thread and closes the device. No job may be admitted any more, and the engine is settled.
+ * NULL is fine. */
 void kv_engine_close(struct kv_engine *engine);
 
 /* Can a body of this size ever be served? payload_too_large with the numbers when body and worst-case reply
@@ -112,9 +117,23 @@ void kv_engine_drain(struct kv_engine *engine);
  */
 void kv_engine_abandon(struct kv_engine *engine);
 
-enum kv_engine_state kv_engine_state(struct kv_engine *engine);
+/* How long the oldest batch has been with the device, in microseconds; 0: there is none. Takes no lock. */
+int64_t kv_engine_busy_us(const struct kv_engine *engine);
+/* Call it now and then. False when a batch has been with the device for longer than limits.device_seconds:
+ * the engine is lost then, and err says for how long the batch has been there. Never blocks for more than a
+ * second, wherever the device is stuck. */
+bool kv_engine_watch(struct kv_engine *engine, struct kv_error *err) KV_MUST_CHECK;
+/* Can the engine be spoken to? Not when a thread is stuck in the device while it holds the engine's lock.
+ * Waits for at most a second. */
+bool kv_engine_responds(struct kv_engine *engine) KV_MUST_CHECK;
+/* Is no batch with the device, and no thread in it? If not, a join or kv_engine_close would wait for the
+ * device, and freed memory could still be written by it. */
+bool kv_engine_settle(struct kv_engine *engine) KV_MUST_CHECK;
+
+/* Takes no lock. */
+enum kv_engine_state kv_engine_state(const struct kv_engine *engine);
 void kv_engine_stats(struct kv_engine *engine, struct kv_engine_stats *out);
-/* What the device is; false before start. */
+/* What the device is, and how much of its memory is free now; false before start. */
 bool kv_engine_device(struct kv_engine *engine, struct kv_device_info *out);
 /* The geometry; zeros before start. */
 const struct kv_geometry *kv_engine_geometry(const struct kv_engine *engine);

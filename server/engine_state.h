@@ -5,8 +5,9 @@
 
 #include "server/engine.h"
 
-enum {
+#include <stdatomic.h>
 
+enum {
     KV_WATCH_US = 20 * 1000 /* how often a waiting thread looks at its deadline and its caller */
 };
 
@@ -15,8 +16,10 @@ struct kv_flight {
     struct kv_batch batch;
     struct kv_item item[KV_BATCH_ITEMS_MAX];
     struct kv_job *job[KV_BATCH_ITEMS_MAX];
+    struct kv_ref *bases; /* [KV_BATCH_ITEMS_MAX][2 * layers], of each item: K's, then V's */
     int64_t submitted_us;
-    bool busy;
+    bool busy;     /* with the device */
+    bool stranded; /* busy, and nobody waits for it any more: the device was given up */
 };
 
 /* A thread that waits for pool memory, in order of arrival. */
@@ -38,8 +41,8 @@ struct kv_engine {
     pthread_cond_t room; /* those who wait for memory */
     pthread_t thread;
     bool thread_started, stopping, abandoned;
-    enum kv_engine_state state;
-    struct kv_error lost; /* why, in state KV_ENGINE_LOST */
+    _Atomic enum kv_engine_state state; /* written under the lock */
+    struct kv_error lost;               /* why, in state KV_ENGINE_LOST */
 
     struct kv_pool pool;
     struct kv_waiter *first_waiter;
@@ -49,7 +52,9 @@ struct kv_engine {
     int32_t queued;
     int64_t queued_rows;
     struct kv_flight *flight; /* [flights] */
+    struct kv_ref *bases;     /* of all flights */
     int32_t flights, flights_busy;
+    _Atomic int64_t oldest_us; /* when the oldest batch with the device was handed to it; 0: none is */
 
     struct kv_engine_stats stats; /* only the counters in it */
 };
@@ -62,6 +67,11 @@ bool kv_engine_check_locked(const struct kv_engine *engine, struct kv_error *err
 bool kv_engine_given_up(const struct kv_engine *engine, const struct kv_job *job, struct kv_error *err);
 /* Waits on a condition until it is signalled or KV_WATCH_US passed. */
 void kv_engine_wait(struct kv_engine *engine, pthread_cond_t *condition, int64_t timeout_us);
+
+/* queue.c: the device is gone; every request from now on gets `cause`. */
+void kv_engine_lose(struct kv_engine *engine, const struct kv_error *cause);
+/* queue.c: hands a flight to the device, or takes it for returned. */
+void kv_flight_set_busy(struct kv_engine *engine, struct kv_flight *flight, bool busy);
 
 /* queue.c: what the device thread runs, and a job's way through the device without a look at the state. */
 void *kv_engine_serve(void *of);

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <time.h>
 
 /* Accepted beyond the limit, so that a probe can take the place of an idle connection instead of being
  * refused. */
@@ -39,6 +40,7 @@ static enum MHD_Result begin(struct kv_exchange *exchange, const char *path)
     const struct kv_limits *limits = kv_engine_limits(exchange->http->options.engine);
     bool now = false;
     kv_check_request_id(exchange);
+    kv_trace_note(exchange);
     /* Admission may wait for memory; the peer owes nothing meanwhile, and its silence is no fault. */
     if (!kv_link_enter(exchange->link, KV_LINK_WORK, 0, NULL)) return MHD_NO;
     MHD_set_connection_option(exchange->connection, MHD_CONNECTION_OPTION_TIMEOUT, 0u);
@@ -131,7 +133,7 @@ static void note_end(struct kv_exchange *exchange, enum MHD_RequestTerminationCo
         kv_fail(&exchange->err, KV_CLIENT_GONE,
                 cut ? "the reply was not taken in time" : "the reply was not taken");
     } else if (cut || how == MHD_REQUEST_TERMINATED_TIMEOUT_REACHED) {
-        kv_fail(&exchange->err, KV_UPLOAD_TIMEOUT, "the body did not arrive in time");
+        kv_late_upload_error(exchange->http, &exchange->err);
         if (cut)
             exchange->status = kv_http_status(kv_fault_info(exchange->err.fault)->kind); /* by who cut it */
     } else {
@@ -155,6 +157,8 @@ static void complete(void *cls, struct MHD_Connection *connection, void **contex
         .method = exchange->method,
         .route = exchange->route->label,
         .id = exchange->id,
+        .trace_id = exchange->trace.trace_id,
+        .span_id = exchange->trace.span_id,
         .code = fault == KV_OK ? "ok" : kv_fault_info(fault)->code,
         .error = exchange->err.message,
         .status = exchange->status,
@@ -238,6 +242,7 @@ bool kv_http_open(struct kv_http **out, const struct kv_http_options *options, s
     *out = NULL;
     if (!http) return kv_fail(err, KV_INTERNAL, "no memory for the HTTP server");
     http->options = *options;
+    http->metrics.started = time(NULL);
     if (getrandom(&http->id_seed, sizeof http->id_seed, GRND_NONBLOCK) < 0)
         http->id_seed = (uint64_t)kv_now_us();
     bool ok = kv_links_open(&http->links, kv_engine_limits(options->engine)->connections_max,
@@ -258,6 +263,7 @@ bool kv_http_open(struct kv_http **out, const struct kv_http_options *options, s
 void kv_http_describe(struct kv_http *http, const struct kv_description *description)
 {
     http->description = *description;
+    atomic_store(&http->described, true);
 }
 
 void kv_http_retire(struct kv_http *http)
@@ -272,6 +278,12 @@ void kv_http_quiesce(struct kv_http *http)
         /* A quiesced socket still accepts into its backlog, where clients would hang. */
         kv_listener_shut(&http->options.listener[i]);
     }
+}
+
+void kv_http_abandon(struct kv_http *http)
+{
+    atomic_store(&http->abandoned, true);
+    kv_links_cut(&http->links, KV_LINK_UPLOAD);
 }
 
 bool kv_http_idle(struct kv_http *http)

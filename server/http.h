@@ -29,6 +29,8 @@ void kv_http_describe(struct kv_http *http, const struct kv_description *descrip
 void kv_http_retire(struct kv_http *http);
 /* Refuses new connections. Answers on old ones say Connection: close once the engine drains. */
 void kv_http_quiesce(struct kv_http *http);
+/* Uploads still on their way are answered with draining and cut. */
+void kv_http_abandon(struct kv_http *http);
 /* Is no request in flight? */
 bool kv_http_idle(struct kv_http *http);
 

@@ -4,6 +4,7 @@
 
 #include "server/http.h"
 #include "server/http_links.h"
+#include "server/trace.h"
 
 #include <microhttpd.h>
 
@@ -24,6 +25,8 @@ struct kv_http {
     uint64_t id_seed;                  /* random, of this start */
     _Atomic uint64_t id_count;         /* of the request ids made */
     _Atomic bool retired;              /* not ready any more, though still serving */
+    _Atomic bool abandoned;            /* uploads are cut: the time for a drain is over */
+    _Atomic bool described;            /* `description` is set */
     struct kv_description description; /* set before the engine's doors open, constant after */
 };
 
@@ -48,6 +51,7 @@ struct kv_exchange {
     bool needs_host; /* HTTP/1.1 */
     char rest[64];   /* of the path: what stands in the place of a route's '*' */
     char id[KV_REQUEST_ID_BYTES];
+    struct kv_trace trace; /* empty texts: none */
 
     struct kv_error err; /* why this request is refused, as soon as it is known */
     bool swallowing;     /* refused, and the body is read to its end first */
@@ -71,6 +75,9 @@ void kv_route_find(struct kv_exchange *exchange, const char *path, const char *m
 bool kv_check_head(struct kv_exchange *exchange, const char *path, bool *now);
 void kv_check_request_id(struct kv_exchange *exchange);
 
+/* http_trace.c: takes note of a valid traceparent. */
+void kv_trace_note(struct kv_exchange *exchange);
+
 /* http_materialize.c */
 bool kv_materialize_admit(struct kv_exchange *exchange, int64_t deadline_us);
 enum MHD_Result kv_materialize_answer(struct kv_exchange *exchange);
@@ -82,6 +89,8 @@ enum MHD_Result kv_reply_text(struct kv_exchange *exchange, const char *content_
 enum MHD_Result kv_reply_send(struct kv_exchange *exchange, int status, const char *content_type,
                               struct MHD_Response *response);
 const char *kv_reason(int status);
+/* Why an upload that is cut was cut; what err says already stays. */
+void kv_late_upload_error(const struct kv_http *http, struct kv_error *err);
 size_t kv_late_upload_answer(const void *of, char *to, size_t room); /* a kv_late_answer */
 
 #endif

@@ -11,8 +11,9 @@
 
 enum { LOOK_MS = 250 };
 
-static void cut(struct kv_link *link)
+static void cut(struct kv_link *link, enum kv_cut why)
 {
+    link->links->cuts[why]++;
     if (link->phase == KV_LINK_UPLOAD) {
         char answer[4096];
         size_t bytes = link->links->late_answer(link->exchange, answer, sizeof answer);
@@ -22,6 +23,12 @@ static void cut(struct kv_link *link)
     shutdown(link->fd, SHUT_RDWR);
 }
 
+/* Of a link whose deadline has passed. */
+static enum kv_cut late(enum kv_link_phase phase)
+{
+    return phase == KV_LINK_UPLOAD ? KV_CUT_UPLOAD : phase == KV_LINK_REPLY ? KV_CUT_REPLY : KV_CUT_IDLE;
+}
+
 static void *look(void *of)
 {
     struct kv_links *links = of;
@@ -29,7 +36,8 @@ static void *look(void *of)
     while (!links->stopping) {
         int64_t now_us = kv_now_us();
         for (struct kv_link *link = links->first; link; link = link->next)
-            if (link->phase != KV_LINK_CUT && link->deadline_us && now_us >= link->deadline_us) cut(link);
+            if (link->phase != KV_LINK_CUT && link->deadline_us && now_us >= link->deadline_us)
+                cut(link, late(link->phase));
         int64_t until_us = now_us + LOOK_MS * 1000;
         struct timespec until = {.tv_sec = until_us / 1000000, .tv_nsec = until_us % 1000000 * 1000};
         pthread_cond_timedwait(&links->wake, &links->lock, &until);
@@ -88,7 +96,7 @@ struct kv_link *kv_link_open(struct kv_links *links, int fd, int64_t deadline_us
     links->count++;
     if (links->count > links->count_max) {
         struct kv_link *idle = idlest(links, link);
-        cut(idle ? idle : link);
+        cut(idle ? idle : link, idle ? KV_CUT_ROOM : KV_CUT_FULL);
     }
     pthread_mutex_unlock(&links->lock);
     return link;
@@ -122,7 +130,7 @@ bool kv_link_enter(struct kv_link *link, enum kv_link_phase phase, int64_t deadl
 void kv_link_cut(struct kv_link *link)
 {
     pthread_mutex_lock(&link->links->lock);
-    if (link->phase != KV_LINK_CUT) cut(link);
+    if (link->phase != KV_LINK_CUT) cut(link, KV_CUT_REFUSED);
     pthread_mutex_unlock(&link->links->lock);
 }
 
@@ -130,7 +138,14 @@ void kv_links_cut(struct kv_links *links, enum kv_link_phase phase)
 {
     pthread_mutex_lock(&links->lock);
     for (struct kv_link *link = links->first; link; link = link->next)
-        if (link->phase == phase) cut(link);
+        if (link->phase == phase) cut(link, KV_CUT_STOP);
+    pthread_mutex_unlock(&links->lock);
+}
+
+void kv_links_cuts(struct kv_links *links, uint64_t cuts[KV_CUT_COUNT])
+{
+    pthread_mutex_lock(&links->lock);
+    memcpy(cuts, links->cuts, sizeof links->cuts);
     pthread_mutex_unlock(&links->lock);
 }
 

@@ -17,6 +17,18 @@ enum kv_link_phase {
     KV_LINK_CUT     /* was late; nothing more is to be sent */
 };
 
+/* Why a link was cut. */
+enum kv_cut {
+    KV_CUT_IDLE,    /* silent between requests for too long */
+    KV_CUT_UPLOAD,  /* its body was late */
+    KV_CUT_REPLY,   /* it did not take its reply in time */
+    KV_CUT_ROOM,    /* the one that was idle longest, for a new one at the limit */
+    KV_CUT_FULL,    /* the new one itself: none was idle */
+    KV_CUT_REFUSED, /* a refused body that did not end */
+    KV_CUT_STOP,    /* the daemon stopped */
+    KV_CUT_COUNT
+};
+
 struct kv_links;
 
 struct kv_link {
@@ -40,6 +52,7 @@ struct kv_links {
     pthread_t thread;
     bool started, stopping;
     struct kv_link *first;
+    uint64_t cuts[KV_CUT_COUNT]; /* since the start */
 };
 
 bool kv_links_open(struct kv_links *links, int32_t count_max, kv_late_answer *late_answer)
@@ -57,6 +70,7 @@ bool kv_link_enter(struct kv_link *link, enum kv_link_phase phase, int64_t deadl
 void kv_link_cut(struct kv_link *link);
 /* Cuts every link in this phase now. */
 void kv_links_cut(struct kv_links *links, enum kv_link_phase phase);
+void kv_links_cuts(struct kv_links *links, uint64_t cuts[KV_CUT_COUNT]);
 /* Has the peer closed its side? */
 bool kv_link_gone(void *link);
 

@@ -115,13 +115,22 @@ enum MHD_Result kv_reply_error(struct kv_exchange *exchange, bool close)
     return kv_reply_send(exchange, status, "application/json", response);
 }
 
+void kv_late_upload_error(const struct kv_http *http, struct kv_error *err)
+{
+    if (err->fault != KV_OK) return;
+    if (atomic_load(&http->abandoned))
+        kv_fail(err, KV_DRAINING, "the daemon stopped before the body was in");
+    else
+        kv_fail(err, KV_UPLOAD_TIMEOUT, "the body did not arrive in time");
+}
+
 /* Written to the socket as it is, since the HTTP library takes no answer in the middle of a body: the refusal
  * that was waiting for the body's end, or that the body is late. Called with the links' lock held. */
 size_t kv_late_upload_answer(const void *of, char *to, size_t room)
 {
     const struct kv_exchange *exchange = of;
     struct kv_error err = exchange->err;
-    if (err.fault == KV_OK) kv_fail(&err, KV_UPLOAD_TIMEOUT, "the body did not arrive in time");
+    kv_late_upload_error(exchange->http, &err);
     int status = kv_http_status(kv_fault_info(err.fault)->kind);
     char *text = kv_error_encode(&err, status, kv_reason(status), exchange->id);
     int bytes = snprintf(to, room,

@@ -26,7 +26,7 @@ static enum MHD_Result answer_model(struct kv_exchange *exchange)
 {
     struct kv_http *http = exchange->http;
     enum kv_engine_state state = kv_engine_state(http->options.engine);
-    if (state == KV_ENGINE_STARTING || !http->description.name) {
+    if (state == KV_ENGINE_STARTING || !atomic_load(&http->described)) {
         kv_fail(&exchange->err, KV_NOT_READY, "the model is still being loaded");
         return kv_reply_error(exchange, false);
     }
@@ -58,6 +58,8 @@ static enum MHD_Result answer_metrics(struct kv_exchange *exchange)
     const char *labels[KV_ROUTES_MAX];
     struct kv_engine_stats stats;
     struct kv_device_info device;
+    struct kv_process process;
+    uint64_t cuts[KV_CUT_COUNT];
     int32_t count = 0;
     const struct kv_route *table = kv_route_table(&count);
     for (int32_t i = 0; i < count; i++) labels[i] = table[i].label;
@@ -68,9 +70,15 @@ static enum MHD_Result answer_metrics(struct kv_exchange *exchange)
         .route_count = count,
         .engine = &stats,
         .device = kv_engine_device(http->options.engine, &device) ? &device : NULL,
-        .model = http->options.model,
         .version = http->options.version,
+        .ready = stats.state == KV_ENGINE_READY && !atomic_load(&http->retired),
+        .limits = kv_engine_limits(http->options.engine),
+        .description = atomic_load(&http->described) ? &http->description : NULL,
+        .process = &process,
+        .cuts = cuts,
     };
+    kv_process_read(&process);
+    kv_links_cuts(&http->links, cuts);
     return kv_reply_text(exchange, "text/plain; version=0.0.4; charset=utf-8", kv_metrics_print(&view));
 }
 

@@ -143,6 +143,19 @@ void kv_log_error(const struct kv_error *err)
     end(&line);
 }
 
+void kv_log_fields(enum kv_log_level level, const char *message, const struct kv_log_field *field,
+                   int32_t count)
+{
+    struct line line = {.bytes = 0};
+    begin(&line, level);
+    if (log_format == KV_LOG_JSON)
+        put_member(&line, "message", message);
+    else
+        put(&line, " %s", message);
+    for (int32_t i = 0; i < count; i++) put_member(&line, field[i].name, field[i].value);
+    end(&line);
+}
+
 void kv_log_finished(const struct kv_log_request *request)
 {
     struct line line = {.bytes = 0};
@@ -152,6 +165,8 @@ void kv_log_finished(const struct kv_log_request *request)
     else
         put(&line, " request");
     put_member(&line, "id", request->id);
+    put_member(&line, "trace_id", request->trace_id);
+    put_member(&line, "span_id", request->span_id);
     put_member(&line, "method", request->method);
     put_member(&line, "route", request->route);
     put_number(&line, "status", request->status, 0);

@@ -4,6 +4,7 @@
 #include "server/version.h"
 
 #include <fcntl.h>
+#include <unistd.h>
 
 /* What a parent closed is opened on nothing: else a connection would get the number of the log. */
 static void fill_standard_descriptors(void)
@@ -31,5 +32,10 @@ int main(int argc, char **argv)
         return KV_EXIT_OK;
     }
     kv_log_open(options.log_json ? KV_LOG_JSON : KV_LOG_TEXT);
-    return (int)(options.check ? kv_service_check(&options) : kv_service_run(&options));
+    if (options.check) return (int)kv_service_check(&options);
+    bool left_behind = false;
+    enum kv_exit status = kv_service_run(&options, &left_behind);
+    /* No handlers at exit beside a thread that is stuck in a driver: the driver's own would wait for it. */
+    if (left_behind) _exit((int)status);
+    return (int)status;
 }

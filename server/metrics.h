@@ -3,8 +3,11 @@
 #define KV_SERVER_METRICS_H
 
 #include "server/engine.h"
+#include "server/http_links.h"
+#include "server/process.h"
 
 #include <stdatomic.h>
+#include <time.h>
 
 enum { KV_LATENCY_BUCKETS = 18, KV_ROUTES_MAX = 16 };
 
@@ -21,6 +24,7 @@ struct kv_metrics {
     struct kv_histogram total, queue, device; /* of answered materialize requests; queue of those that waited
                                                  too long, too */
     _Atomic int64_t connections;
+    time_t started; /* set before anything is counted */
 };
 
 void kv_histogram_count(struct kv_histogram *histogram, int64_t us);
@@ -31,8 +35,13 @@ struct kv_metrics_view {
     const char *const *routes; /* [route_count]: the label of each route */
     int32_t route_count;
     const struct kv_engine_stats *engine;
-    const struct kv_device_info *device; /* NULL: none yet */
-    const char *model, *version;
+    const struct kv_limits *limits;
+    const struct kv_device_info *device;      /* NULL: none yet */
+    const struct kv_description *description; /* of the model; NULL: none yet */
+    const struct kv_process *process;
+    const uint64_t *cuts; /* [KV_CUT_COUNT] */
+    const char *version;
+    bool ready;
 };
 
 /* The Prometheus text (format 0.0.4); free() it. NULL when memory is out. */

@@ -97,6 +97,14 @@ static const struct option table[] = {
      86400,
      {0},
      "seconds between not ready and refusing connections [0]"},
+    {"device-timeout",
+     "S",
+     INTEGER,
+     AT(device_timeout),
+     0,
+     86400,
+     {0},
+     "seconds after which a batch has lost the device; 0: never [30]"},
     {"log-format",
      "text|json",
      SWITCH,
@@ -313,6 +321,7 @@ bool kv_options_parse(struct kv_options *out, int argc, char *const *argv, struc
         .rope_attention_factor = -1,
         .tune = true,
         .drain_timeout = 30,
+        .device_timeout = 30,
     };
     if (!read_environment(out, err) || !read_arguments(out, argc, argv, err)) return false;
     if (out->listens == 0) out->listen[out->listens++] = "127.0.0.1:8600";

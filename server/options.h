@@ -14,8 +14,8 @@ struct kv_options {
     const char *device, *name;
     int64_t max_position, max_tokens, max_body, pool_bytes, max_queue, max_batch_tokens, batch_delay_us,
         spin_us;
-    double rope_theta, rope_attention_factor; /* 0 and -1: from the config */
-    int64_t drain_timeout, drain_grace;       /* seconds */
+    double rope_theta, rope_attention_factor;           /* 0 and -1: from the config */
+    int64_t drain_timeout, drain_grace, device_timeout; /* seconds */
     bool tune, log_json, check, version, help;
 };
 

@@ -42,8 +42,21 @@ static void fail_queued(struct kv_engine *engine, struct kv_job *job, const stru
     pthread_cond_signal(&job->done);
 }
 
-/* `cause` is what the device said; every request from now on gets it. */
-static void lose_device(struct kv_engine *engine, const struct kv_error *cause)
+void kv_flight_set_busy(struct kv_engine *engine, struct kv_flight *flight, bool busy)
+{
+    int64_t oldest_us = 0;
+    flight->busy = busy;
+    flight->stranded = false;
+    engine->flights_busy += busy ? 1 : -1;
+    for (int32_t i = 0; i < engine->flights; i++) {
+        const struct kv_flight *other = &engine->flight[i];
+        if (other->busy && (oldest_us == 0 || other->submitted_us < oldest_us))
+            oldest_us = other->submitted_us;
+    }
+    atomic_store(&engine->oldest_us, oldest_us);
+}
+
+void kv_engine_lose(struct kv_engine *engine, const struct kv_error *cause)
 {
     struct kv_error why = {0};
     if (engine->state != KV_ENGINE_LOST) engine->lost = *cause;
@@ -53,9 +66,10 @@ static void lose_device(struct kv_engine *engine, const struct kv_error *cause)
     pthread_cond_broadcast(&engine->room);
 }
 
-/* The rows [begin, begin + rows) of a job, as the device sees them. */
-static void set_item(const struct kv_engine *engine, struct kv_item *item, const struct kv_job *job,
-                     int64_t begin, int64_t rows)
+/* The next `rows` rows of a job, as the device sees them: an item of the flight, which points to nothing of
+ * the job's own, so that a job may end while the device still has the flight. */
+static void set_item(const struct kv_engine *engine, struct kv_flight *flight, const struct kv_job *job,
+                     int64_t rows)
 {
     const struct kv_geometry *geometry = &engine->geometry;
     const struct kv_request *request = &job->request;
@@ -65,8 +79,15 @@ static void set_item(const struct kv_engine *engine, struct kv_item *item, const
     uint64_t hidden_at = (uint64_t)((const unsigned char *)request->hidden.data - engine->slab_host);
     uint64_t positions_at = (uint64_t)((const unsigned char *)request->positions.data - engine->slab_host);
     int64_t head_stride = geometry->head_dim * (int64_t)kv_dtype_bytes(geometry->dtype);
+    const int64_t begin = job->rows_submitted;
+    const int32_t at = flight->batch.items, parts = 2 * geometry->layers;
+    struct kv_ref *bases = flight->bases + (size_t)at * (size_t)parts;
+    uint64_t layer_bytes = job->reply_bytes / (uint64_t)parts;
+    uint64_t reply_at = job->reply_range.offset + KV_REPLY_HEADER_BYTES_MAX;
 
-    *item = (struct kv_item){
+    for (int32_t i = 0; i < parts; i++)
+        bases[i] = (struct kv_ref){engine->slab, reply_at + (uint64_t)i * layer_bytes};
+    flight->item[at] = (struct kv_item){
         .rows = rows,
         .in = {.kind = request->kind,
                .dtype = request->hidden.dtype,
@@ -75,8 +96,8 @@ static void set_item(const struct kv_engine *engine, struct kv_item *item, const
                .positions = {engine->slab, positions_at + (uint64_t)(begin * position_bytes)},
                .positions_dtype = request->positions.dtype,
                .positions_checked = true},
-        .out = {.k = job->bases,
-                .v = job->bases + geometry->layers,
+        .out = {.k = bases,
+                .v = bases + geometry->layers,
                 .block_tokens = job->rows, /* a reply is one block: layer-major, then tokens */
                 .block_stride = 0,
                 .token_stride = geometry->kv_heads * head_stride,
@@ -92,7 +113,7 @@ static void set_item(const struct kv_engine *engine, struct kv_item *item, const
 static void board(struct kv_engine *engine, struct kv_flight *flight, struct kv_job *job, int64_t rows)
 {
     struct kv_batch *batch = &flight->batch;
-    set_item(engine, &flight->item[batch->items], job, job->rows_submitted, rows);
+    set_item(engine, flight, job, rows);
     flight->job[batch->items++] = job;
     batch->rows += rows;
     if (job->rows_submitted == 0) job->submitted_us = kv_now_us();
@@ -113,9 +134,9 @@ static struct kv_flight *idle_flight(struct kv_engine *engine)
 }
 
 /* Books the end of a batch for every job in it. `why` is set when the whole batch failed. */
-static void land(struct kv_engine *engine, struct kv_flight *flight, const struct kv_error *why)
+static void disembark(struct kv_engine *engine, struct kv_flight *flight, const struct kv_error *why,
+                      int64_t now_us)
 {
-    int64_t now_us = kv_now_us();
     for (int32_t i = 0; i < flight->batch.items; i++) {
         struct kv_job *job = flight->job[i];
         const struct kv_item *item = &flight->item[i];
@@ -132,14 +153,28 @@ static void land(struct kv_engine *engine, struct kv_flight *flight, const struc
         if (job->err.fault != KV_OK && job->queued) unqueue(engine, job);
         if (finished(job)) pthread_cond_signal(&job->done);
     }
-    if (flight->busy) {
-        engine->flights_busy--;
-        engine->stats.batches++;
-        engine->stats.batch_rows += (uint64_t)flight->batch.rows;
-        engine->stats.batch_items += (uint64_t)flight->batch.items;
-        engine->stats.device_us += (uint64_t)(now_us - flight->submitted_us);
-    }
-    flight->busy = false;
+}
+
+/* The first power of two that is not less, as an exponent. */
+static int32_t size_bucket(int64_t size)
+{
+    int32_t at = 0;
+    while (at < KV_SIZE_BUCKETS && size > 1LL << at) at++;
+    return at;
+}
+
+static void land(struct kv_engine *engine, struct kv_flight *flight, const struct kv_error *why)
+{
+    struct kv_engine_stats *stats = &engine->stats;
+    int64_t now_us = kv_now_us();
+    disembark(engine, flight, why, now_us);
+    stats->batches++;
+    stats->batch_rows += (uint64_t)flight->batch.rows;
+    stats->batch_items += (uint64_t)flight->batch.items;
+    stats->rows_bucket[size_bucket(flight->batch.rows)]++;
+    stats->items_bucket[size_bucket(flight->batch.items)]++;
+    stats->device_us += (uint64_t)(now_us - flight->submitted_us);
+    kv_flight_set_busy(engine, flight, false);
     if (engine->head)
         pthread_cond_signal(&engine->work); /* waking a thread for nothing costs a request 10 us */
 }
@@ -149,21 +184,20 @@ static bool take_off(struct kv_engine *engine, struct kv_flight *flight)
 {
     struct kv_error why = {0};
     flight->submitted_us = kv_now_us();
-    if (engine->ops->submit(engine->backend, &flight->batch, &why)) {
-        flight->busy = true;
-        engine->flights_busy++;
-        return true;
-    }
-    land(engine, flight, &why);
-    if (why.fault == KV_DEVICE_LOST) lose_device(engine, &why);
+    kv_flight_set_busy(engine, flight, true); /* also while submit runs: it, too, can get stuck */
+    if (engine->ops->submit(engine->backend, &flight->batch, &why)) return true;
+    kv_flight_set_busy(engine, flight, false);
+    disembark(engine, flight, &why, kv_now_us());
+    if (why.fault == KV_DEVICE_LOST) kv_engine_lose(engine, &why);
     return false;
 }
 
 /* Waits for a flight without the lock; books its landing with it. Polls first; soon others may run between
- * two looks. */
+ * two looks. A flight that is still with the device when the engine is lost is left behind with its memory.
+ */
 static void await(struct kv_engine *engine, struct kv_flight *flight)
 {
-    enum { GREEDY_US = 50 };
+    enum { GREEDY_US = 50, LOOK_US = 100 * 1000 };
     struct kv_error why = {0};
     pthread_mutex_unlock(&engine->lock);
     enum kv_wait seen = KV_WAIT_PENDING;
@@ -172,14 +206,20 @@ static void await(struct kv_engine *engine, struct kv_flight *flight)
         if (flown_us > GREEDY_US) sched_yield();
         seen = engine->ops->wait(engine->backend, &flight->batch, 0, &why);
     }
-    if (seen == KV_WAIT_PENDING) seen = engine->ops->wait(engine->backend, &flight->batch, -1, &why);
+    while (seen == KV_WAIT_PENDING && kv_engine_state(engine) != KV_ENGINE_LOST)
+        seen = engine->ops->wait(engine->backend, &flight->batch, LOOK_US, &why);
     pthread_mutex_lock(&engine->lock);
-    if (seen == KV_WAIT_LOST) {
-        lose_device(engine, &why);
+    if (seen == KV_WAIT_LOST) kv_engine_lose(engine, &why);
+    if (seen != KV_WAIT_DONE) {
         why = (struct kv_error){0};
         (void)kv_engine_check_locked(engine, &why);
     }
-    land(engine, flight, &why);
+    if (seen != KV_WAIT_PENDING) {
+        land(engine, flight, &why);
+    } else {
+        disembark(engine, flight, &why, kv_now_us());
+        flight->stranded = true;
+    }
 }
 
 /* Fills a flight from the queue: in order, one span of each job, one kind of input. A job that has more rows
@@ -271,17 +311,13 @@ bool kv_engine_run_rows(struct kv_engine *engine, struct kv_job *job, struct kv_
 {
     const struct kv_limits *limits = &engine->options.limits;
     uint64_t part_bytes = kv_reply_part_bytes(&engine->geometry, job->request.tokens);
-    uint64_t layer_bytes = part_bytes / (uint64_t)engine->geometry.layers;
     job->rows = job->request.tokens;
     job->rows_submitted = job->rows_done = 0;
 
     pthread_mutex_lock(&engine->lock);
     kv_pool_shrink(&engine->pool, &job->reply_range, KV_REPLY_HEADER_BYTES_MAX + 2 * part_bytes);
     pthread_cond_broadcast(&engine->room);
-    uint64_t reply_at = job->reply_range.offset + KV_REPLY_HEADER_BYTES_MAX;
-    for (int32_t i = 0; i < 2 * engine->geometry.layers; i++)
-        job->bases[i] = (struct kv_ref){engine->slab, reply_at + (uint64_t)i * layer_bytes};
-    job->reply = engine->slab_host + reply_at;
+    job->reply = engine->slab_host + job->reply_range.offset + KV_REPLY_HEADER_BYTES_MAX;
     job->reply_bytes = 2 * part_bytes;
 
     job->queued_us = job->submitted_us = job->done_us = kv_now_us();

@@ -1,17 +1,11 @@
-/* Bind, serve health, load, warm up, then ready; on a signal the reverse. Loading runs beside the signals, so
- * that a daemon can be stopped at any time. */
+/* Bind, serve health, load, warm up, then ready; on a signal the reverse. */
 #include "server/service.h"
 
-#include "kernels/backend.h"
-#include "server/checkpoint.h"
-#include "server/http.h"
 #include "server/log.h"
 #include "server/notes.h"
+#include "server/service_state.h"
 #include "server/version.h"
 
-#include <inttypes.h>
-#include <signal.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -22,22 +16,9 @@ enum {
     IDLE_SECONDS = 60,
     UPLOAD_SECONDS = 30,
     REPLY_SECONDS = 30,
-    ABANDON_SECONDS = 2
-};
-
-struct service {
-    const struct kv_options *options;
-    char name[256];
-    struct kv_listener listener[KV_LISTENERS_MAX];
-    struct kv_engine *engine;
-    struct kv_http *http;
-    struct kv_findings findings;
-    struct kv_checkpoint *checkpoint;
-    struct kv_weights weights;
-    struct kv_device_info device;
-    pthread_t loader;
-    _Atomic bool stop_loading, loaded;
-    enum kv_exit load_result; /* after `loaded` */
+    LOST_SECONDS = 1, /* for answers to reach those who asked, where nothing more will be computed */
+    ABANDON_SECONDS = 1,
+    STOP_SECONDS = 10 /* what stopping takes beside the drain, at most */
 };
 
 /* The last part of the model's path. */
@@ -76,16 +57,8 @@ static struct kv_limits limits_of(const struct kv_options *options)
         .idle_seconds = IDLE_SECONDS,
         .upload_seconds = UPLOAD_SECONDS,
         .reply_seconds = REPLY_SECONDS,
-    };
-}
-
-static struct kv_checkpoint_options checkpoint_options(const struct kv_options *options)
-{
-    return (struct kv_checkpoint_options){
-        .directory = options->model,
-        .positions_max = options->max_position,
-        .rope_theta = options->rope_theta,
-        .attention_factor = options->rope_attention_factor,
+        .device_seconds = (int32_t)options->device_timeout,
+        .drain_seconds = (int32_t)options->drain_timeout,
     };
 }
 
@@ -93,7 +66,7 @@ enum kv_exit kv_service_check(const struct kv_options *options)
 {
     struct kv_findings findings;
     struct kv_checkpoint *checkpoint = NULL;
-    const struct kv_checkpoint_options wanted = checkpoint_options(options);
+    const struct kv_checkpoint_options wanted = kv_service_checkpoint(options);
     const struct kv_limits limits = limits_of(options);
     struct kv_description description = {0};
     char name[256];
@@ -116,127 +89,6 @@ enum kv_exit kv_service_check(const struct kv_options *options)
     return ok ? KV_EXIT_OK : KV_EXIT_CHECKPOINT;
 }
 
-static bool read_unless_stopped(void *of, int32_t layer, enum kv_part part, uint64_t offset, void *to,
-                                size_t bytes, struct kv_error *err)
-{
-    struct service *service = of;
-    if (atomic_load(&service->stop_loading)) return kv_fail(err, KV_DRAINING, "stopped while loading");
-    return service->weights.read(service->weights.source, layer, part, offset, to, bytes, err);
-}
-
-static void log_findings(struct kv_findings *findings)
-{
-    for (int32_t i = 0; i < findings->count; i++) kv_log_error(&findings->item[i].error);
-    kv_log(KV_LOG_ERROR, "the checkpoint is refused: %d fault%s", findings->count,
-           findings->count == 1 ? "" : "s");
-}
-
-/* Opens the device asked for by name, or with auto the first that works. */
-static const struct kv_backend_ops *open_device(struct service *service, struct kv_backend **backend,
-                                                struct kv_error *err)
-{
-    const struct kv_options *options = service->options;
-    struct kv_weights weights = {service->weights.geometry, service, read_unless_stopped};
-    struct kv_backend_options wanted = {
-        .rows_max = options->max_batch_tokens, .items_max = KV_BATCH_ITEMS_MAX, .tune = options->tune};
-    char name[16];
-    if (!kv_options_device(options, name, &wanted.device, err)) return NULL;
-    bool any = strcmp(name, "auto") == 0;
-    struct kv_error last = {0};
-    if (any) wanted.device = -1;
-    for (const struct kv_backend_ops *const *ops = kv_backends(); *ops; ops++) {
-        struct kv_error why = {0};
-        if (!any && strcmp((*ops)->name, name) != 0) continue;
-        if ((*ops)->open(backend, &weights, &wanted, &why)) return *ops;
-        if (!any || why.fault != KV_DEVICE_UNAVAILABLE) {
-            *err = why;
-            return NULL;
-        }
-        kv_log(KV_LOG_INFO, "device %s: %s; looking further", (*ops)->name, why.message);
-        last = why;
-    }
-    *err = last;
-    kv_fail_values(err, KV_DEVICE_UNAVAILABLE, "--device", kv_none(), kv_text(options->device),
-                   "this build has no such device");
-    return NULL;
-}
-
-static void log_model(const struct service *service, const struct kv_description *description)
-{
-    const struct kv_geometry *geometry = &description->geometry;
-    kv_log(KV_LOG_INFO,
-           "model %s: layers %d, hidden %" PRId64 ", kv_heads %d, head_dim %d, rotary_dim %d, taps %d, %s, "
-           "fingerprint %s",
-           service->name, geometry->layers, geometry->hidden, geometry->kv_heads, geometry->head_dim,
-           geometry->rotary_dim, geometry->taps, kv_dtype_name(geometry->dtype), description->fingerprint);
-    kv_log(KV_LOG_INFO, "rope: %s, theta %g, attention factor %.9g, %s pairs, positions 0 to %" PRId64,
-           description->rope.type, description->rope.theta, description->rope.attention_factor,
-           description->rope.interleaved ? "interleaved" : "half-split", description->rope.positions - 1);
-    for (int32_t i = 0; kv_checkpoint_note(service->checkpoint, i); i++)
-        kv_log(KV_LOG_INFO, "checkpoint: %s", kv_checkpoint_note(service->checkpoint, i));
-    for (int32_t i = 0; kv_checkpoint_warning(service->checkpoint, i); i++)
-        kv_log(KV_LOG_WARNING, "checkpoint: %s", kv_checkpoint_warning(service->checkpoint, i));
-}
-
-/* Opens the device with the weights, then the engine; what the checkpoint's values got wrong comes out on the
- * way. */
-static enum kv_exit load_device(struct service *service, struct kv_description *description)
-{
-    struct kv_error err = {0};
-    struct kv_backend *backend = NULL;
-    const struct kv_backend_ops *ops = open_device(service, &backend, &err);
-    if (!ops && err.fault == KV_DRAINING) return KV_EXIT_OK;
-    if (ops && !kv_checkpoint_finish(service->checkpoint)) {
-        ops->close(backend);
-        log_findings(&service->findings);
-        return KV_EXIT_CHECKPOINT;
-    }
-    if (!ops || !kv_engine_start(service->engine, ops, backend, &service->weights.geometry, &err)) {
-        kv_log_error(&err);
-        if (err.fault == KV_OPTION_INVALID) return KV_EXIT_USAGE;
-        return kv_fault_info(err.fault)->kind == KV_CLASS_STARTUP && err.fault != KV_DEVICE_UNAVAILABLE
-                   ? KV_EXIT_CHECKPOINT
-                   : KV_EXIT_DEVICE;
-    }
-    kv_engine_device(service->engine, &service->device);
-    kv_checkpoint_describe(service->checkpoint, description);
-    description->name = service->name;
-    description->device = &service->device;
-    description->limits = kv_engine_limits(service->engine);
-    return KV_EXIT_OK;
-}
-
-static enum kv_exit load(struct service *service)
-{
-    const struct kv_checkpoint_options wanted = checkpoint_options(service->options);
-    struct kv_description description = {0};
-    int64_t began_us = kv_now_us();
-    if (!kv_checkpoint_open(&service->checkpoint, &wanted, &service->findings)) {
-        log_findings(&service->findings);
-        return KV_EXIT_CHECKPOINT;
-    }
-    service->weights = kv_checkpoint_weights(service->checkpoint);
-    enum kv_exit result = load_device(service, &description);
-    if (result != KV_EXIT_OK || atomic_load(&service->stop_loading)) return result;
-    kv_log(KV_LOG_INFO, "device %s: %s, %.1f MiB resident, pool %.1f MiB", service->device.kind,
-           service->device.name, (double)service->device.memory_bytes / 1048576.0,
-           (double)kv_engine_limits(service->engine)->pool_bytes / 1048576.0);
-    log_model(service, &description);
-    kv_checkpoint_settle(service->checkpoint);
-    kv_http_describe(service->http, &description);
-    kv_engine_open_doors(service->engine);
-    kv_log(KV_LOG_INFO, "ready after %.3f s", (double)(kv_now_us() - began_us) / 1e6);
-    return KV_EXIT_OK;
-}
-
-static void *load_thread(void *of)
-{
-    struct service *service = of;
-    service->load_result = load(service);
-    atomic_store(&service->loaded, true);
-    return NULL;
-}
-
 static void block_signals(sigset_t *signals)
 {
     signal(SIGPIPE, SIG_IGN);
@@ -249,52 +101,131 @@ static void block_signals(sigset_t *signals)
     pthread_sigmask(SIG_BLOCK, signals, NULL);
 }
 
-/* True when one of the signals came within this time. */
-static bool signalled(const sigset_t *signals, int32_t ms)
+/* To a service manager: how far loading is. As long as weights come in, it is to wait for more of them. */
+static void tell_loading(struct kv_service *service)
 {
-    const struct timespec wait = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L};
-    return sigtimedwait(signals, NULL, &wait) > 0;
+    enum { EVERY_US = 1000 * 1000, EXTEND_US = 30 * 1000 * 1000 };
+    uint64_t bytes = atomic_load(&service->loaded_bytes);
+    int64_t now_us = kv_now_us();
+    if (now_us < service->status_due_us || (bytes == service->status_bytes && service->status_due_us)) return;
+    if (kv_notify_send(&service->notify, "EXTEND_TIMEOUT_USEC=%d\nSTATUS=loading: %.0f MiB of weights read",
+                       EXTEND_US, (double)bytes / 1048576.0)) {
+        service->status_bytes = bytes;
+        service->status_due_us = now_us + EVERY_US;
+    }
+}
+
+/* What is owed to a service manager now. */
+static void tell(struct kv_service *service)
+{
+    char name[512];
+    if (service->announced) {
+        kv_pulse_beat(&service->pulse);
+    } else if (kv_engine_state(service->engine) == KV_ENGINE_STARTING) {
+        tell_loading(service);
+    } else if (kv_engine_state(service->engine) == KV_ENGINE_READY) {
+        service->announced = kv_notify_send(&service->notify, "READY=1\nSTATUS=serving %.256s",
+                                            kv_text_print(service->name, name, sizeof name));
+    }
+}
+
+/* True when one of the signals came within this time. */
+static bool signalled(struct kv_service *service, int64_t ms)
+{
+    enum { SLICE_MS = 100 };
+    int64_t until_us = kv_now_us() + ms * 1000;
+    for (int64_t left_us = ms * 1000; left_us > 0; left_us = until_us - kv_now_us()) {
+        int64_t slice_us = left_us < SLICE_MS * 1000 ? left_us : SLICE_MS * 1000;
+        const struct timespec wait = {.tv_nsec = slice_us * 1000};
+        tell(service);
+        if (sigtimedwait(&service->signals, NULL, &wait) > 0) return true;
+    }
+    return false;
+}
+
+/* Said by the device itself, or because it does not give a batch back. Logged once. */
+static bool device_is_lost(struct kv_service *service)
+{
+    struct kv_error err = {0};
+    if (service->lost) return true;
+    if (!kv_engine_watch(service->engine, &err))
+        kv_log_error(&err);
+    else if (kv_engine_state(service->engine) != KV_ENGINE_LOST)
+        return false;
+    kv_log(KV_LOG_ERROR, "the device is lost: stopping so that a supervisor can start a fresh process");
+    service->lost = true;
+    return true;
 }
 
 /* Until a signal, a refused checkpoint or a lost device. */
-static enum kv_exit serve(struct service *service, const sigset_t *signals)
+static enum kv_exit serve(struct kv_service *service)
 {
-    while (!signalled(signals, 100)) {
+    enum { LOOK_MS = 100 };
+    while (!signalled(service, LOOK_MS)) {
         if (atomic_load(&service->loaded) && service->load_result != KV_EXIT_OK) return service->load_result;
-        if (kv_engine_state(service->engine) == KV_ENGINE_LOST) {
-            kv_log(KV_LOG_ERROR,
-                   "the device is lost: stopping so that a supervisor can start a fresh process");
-            return KV_EXIT_DEVICE;
-        }
+        if (device_is_lost(service)) return KV_EXIT_DEVICE;
     }
     return KV_EXIT_OK;
 }
 
-/* Waits until nothing is in flight; a further signal ends the waiting. */
-static bool await_idle(struct service *service, const sigset_t *signals, int64_t seconds)
+/* Waits until the loading thread has seen that it is to stop; a further signal ends the waiting. False: it is
+ * still in the middle of something. */
+static bool end_loading(struct kv_service *service, int64_t seconds)
 {
+    enum { LOOK_MS = 10 };
+    int64_t until_us = kv_now_us() + seconds * 1000000;
+    atomic_store(&service->stop_loading, true);
+    while (!atomic_load(&service->loaded))
+        if (kv_now_us() >= until_us || signalled(service, LOOK_MS)) return false;
+    pthread_join(service->loader, NULL);
+    return true;
+}
+
+/* Waits until nothing is in flight; a further signal ends the waiting, and a device that is lost meanwhile
+ * shortens it. */
+static bool await_idle(struct kv_service *service, int64_t seconds)
+{
+    enum { LOOK_MS = 10 };
     int64_t until_us = kv_now_us() + seconds * 1000000;
     while (!kv_http_idle(service->http)) {
-        if (kv_now_us() >= until_us || signalled(signals, 10)) return false;
+        if (!service->lost && device_is_lost(service)) {
+            int64_t soon_us = kv_now_us() + LOST_SECONDS * 1000000LL;
+            if (soon_us < until_us) until_us = soon_us;
+        }
+        if (kv_now_us() >= until_us || signalled(service, LOOK_MS)) return false;
     }
     return true;
 }
 
-static void drain(struct service *service, const sigset_t *signals, enum kv_exit result)
+static void drain(struct kv_service *service, enum kv_exit result)
 {
     const struct kv_options *options = service->options;
     bool in_time = true;
-    kv_log(KV_LOG_INFO, "stopping: not ready any more");
     kv_http_retire(service->http);
-    if (result == KV_EXIT_OK && options->drain_grace > 0)
-        in_time = !signalled(signals, (int32_t)options->drain_grace * 1000);
+    if (result == KV_EXIT_OK) in_time = !signalled(service, options->drain_grace * 1000);
+    if (!kv_engine_responds(service->engine)) return; /* stuck in the device: nobody can be answered */
     kv_engine_drain(service->engine);
     kv_http_quiesce(service->http);
-    in_time = in_time && await_idle(service, signals, result == KV_EXIT_OK ? options->drain_timeout : 1);
-    if (in_time) return;
+    kv_pulse_forget_listener(&service->pulse);
+    in_time = in_time && await_idle(service, result == KV_EXIT_OK ? options->drain_timeout : LOST_SECONDS);
+    if (in_time || !kv_engine_responds(service->engine)) return;
     kv_log(KV_LOG_WARNING, "requests are still in flight: those that wait are refused, the others are cut");
     kv_engine_abandon(service->engine);
-    await_idle(service, signals, ABANDON_SECONDS);
+    kv_http_abandon(service->http);
+    await_idle(service, ABANDON_SECONDS);
+}
+
+/* Stops in order. False: a thread is still in the device or in a read, where nothing can call it back. It may
+ * write to memory of ours at any time, so nothing is freed, and the process has to end without it. */
+static bool stop(struct kv_service *service, enum kv_exit result)
+{
+    const struct kv_options *options = service->options;
+    kv_notify_send(&service->notify, "STOPPING=1\nSTATUS=stopping\nEXTEND_TIMEOUT_USEC=%lld",
+                   (long long)(options->drain_grace + options->drain_timeout + STOP_SECONDS) * 1000000);
+    kv_log(KV_LOG_INFO, "stopping: not ready any more");
+    if (!end_loading(service, result == KV_EXIT_OK ? options->drain_timeout : LOST_SECONDS)) return false;
+    drain(service, result);
+    return kv_engine_settle(service->engine);
 }
 
 static enum kv_exit fail_start(const struct kv_error *err, enum kv_exit result)
@@ -303,10 +234,13 @@ static enum kv_exit fail_start(const struct kv_error *err, enum kv_exit result)
     return err->fault == KV_OPTION_INVALID ? KV_EXIT_USAGE : result;
 }
 
-static enum kv_exit start(struct service *service)
+static enum kv_exit start(struct kv_service *service)
 {
     const struct kv_options *options = service->options;
+    const struct kv_log_field said[] = {
+        {"version", kv_version}, {"path", options->model}, {"device", options->device}};
     struct kv_error err = {0};
+    kv_log_fields(KV_LOG_INFO, "starting", said, sizeof said / sizeof said[0]);
     for (int32_t i = 0; i < options->listens; i++)
         if (!kv_listener_open(&service->listener[i], options->listen[i], &err))
             return fail_start(&err, KV_EXIT_ADDRESS);
@@ -329,33 +263,44 @@ static enum kv_exit start(struct service *service)
     return KV_EXIT_OK;
 }
 
-enum kv_exit kv_service_run(const struct kv_options *options)
+static void free_service(struct kv_service *service)
 {
-    struct service *service = calloc(1, sizeof *service);
-    sigset_t signals;
+    kv_engine_close(service->engine);
+    kv_checkpoint_close(service->checkpoint);
+    kv_findings_free(&service->findings);
+    free(service);
+}
+
+enum kv_exit kv_service_run(const struct kv_options *options, bool *left_behind)
+{
+    struct kv_service *service = calloc(1, sizeof *service);
+    *left_behind = false;
     if (!service) return KV_EXIT_DEVICE;
     service->options = options;
     for (int32_t i = 0; i < KV_LISTENERS_MAX; i++) service->listener[i].fd = -1;
     name_model(options, service->name);
     kv_findings_init(&service->findings);
-    block_signals(&signals);
+    block_signals(&service->signals);
+    kv_notify_open(&service->notify);
 
     enum kv_exit result = start(service);
-    if (result == KV_EXIT_OK && pthread_create(&service->loader, NULL, load_thread, service) != 0) {
+    kv_pulse_open(&service->pulse, &service->notify, service->engine, service->listener[0].fd);
+    if (result == KV_EXIT_OK && pthread_create(&service->loader, NULL, kv_service_load, service) != 0) {
         kv_log(KV_LOG_ERROR, "the thread that loads the model cannot be started");
         result = KV_EXIT_DEVICE;
     } else if (result == KV_EXIT_OK) {
-        result = serve(service, &signals);
-        atomic_store(&service->stop_loading, true);
-        pthread_join(service->loader, NULL);
-        drain(service, &signals, result);
+        result = serve(service);
+        *left_behind = !stop(service, result);
+        if (service->lost) result = KV_EXIT_DEVICE;
     }
-    kv_http_close(service->http);
+    if (!*left_behind) kv_http_close(service->http);
     for (int32_t i = 0; i < KV_LISTENERS_MAX; i++) kv_listener_close(&service->listener[i]);
-    kv_engine_close(service->engine);
-    kv_checkpoint_close(service->checkpoint);
-    kv_findings_free(&service->findings);
+    kv_pulse_close(&service->pulse);
+    kv_notify_close(&service->notify);
+    if (*left_behind)
+        kv_log(KV_LOG_WARNING, "a thread is still in the device or in a read: the process ends without it");
+    else
+        free_service(service);
     if (result == KV_EXIT_OK) kv_log(KV_LOG_INFO, "stopped");
-    free(service);
     return result;
 }

@@ -17,7 +17,8 @@ enum kv_exit {
 enum kv_exit kv_service_check(const struct kv_options *options);
 
 /* Serves until SIGTERM, SIGINT or (unless it is ignored, as under nohup) SIGHUP. Call it with a single
- * thread: it blocks the signals for all later ones. */
-enum kv_exit kv_service_run(const struct kv_options *options);
+ * thread: it blocks the signals for all later ones. *left_behind: a thread is stuck in the device or in a
+ * read; end the process at once, by _exit. */
+enum kv_exit kv_service_run(const struct kv_options *options, bool *left_behind);
 
 #endif

@@ -141,6 +141,7 @@ static void run_item(const struct kv_geometry *geometry, struct kv_item *item)
 static bool submit(struct kv_backend *backend, struct kv_batch *batch, struct kv_error *err)
 {
     int64_t rows = 0;
+    while (fake.hang) nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     if (fake.submit_fails)
         return kv_fail(err, (enum kv_fault)atomic_load(&fake.submit_fails), "the fake device takes no batch");
     for (int32_t i = 0; i < batch->items; i++) {

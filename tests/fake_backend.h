@@ -13,6 +13,7 @@ struct fake_device {
     _Atomic int32_t delay_us; /* of each batch */
     _Atomic int32_t held;     /* while set, batches stay pending */
     _Atomic int32_t lost;     /* wait says lost */
+    _Atomic int32_t hang;     /* while set, submit does not return */
     _Atomic int32_t fault;    /* enum kv_fault for items whose first position is fault_position */
     _Atomic int64_t fault_position;
     _Atomic int32_t submit_fails;                                        /* enum kv_fault of submit */

@@ -8,14 +8,19 @@
 #include <stdlib.h>
 
 static const float eps[3] = {1e-6f, 1e-5f, 3.5e-7f};
-static const struct kv_device_info device = {"cpu", "A processor", 123456789};
+static const struct kv_device_info device = {.kind = "cpu", .name = "A processor", .memory_bytes = 123456789};
 static const struct kv_limits limits = {.tokens_max = 16384,
                                         .body_bytes_max = 536870912,
                                         .pool_bytes = UINT64_MAX,
                                         .queue_max = 256,
                                         .batch_tokens_max = 8192,
                                         .connections_max = 512,
-                                        .span_tokens_max = 77777};
+                                        .span_tokens_max = 77777,
+                                        .idle_seconds = 60,
+                                        .upload_seconds = 31,
+                                        .reply_seconds = 32,
+                                        .device_seconds = 33,
+                                        .drain_seconds = 34};
 
 static struct kv_description example(void)
 {
@@ -52,7 +57,10 @@ START_TEST(a_model_is_described)
         "\"theta\": 1000000.0, \"attention_factor\": 1.20794415416798, \"interleaved\": true, \"positions\": "
         "4096}, \"device\": {\"kind\": \"cpu\", \"name\": \"A processor\", \"memory_bytes\": 123456789}, "
         "\"limits\": {\"tokens_max\": 16384, \"body_bytes_max\": 536870912, \"pool_bytes\": "
-        "9223372036854775807, \"queue_max\": 256, \"batch_tokens_max\": 8192, \"connections_max\": 512}}");
+        "9223372036854775807, \"queue_max\": 256, \"batch_tokens_max\": 8192, \"span_tokens_max\": "
+        "77777, \"connections_max\": 512, \"idle_seconds\": 60, \"upload_seconds\": 31, \"reply_seconds\": "
+        "32, "
+        "\"device_seconds\": 33, \"drain_seconds\": 34}}");
     free(text);
 }
 END_TEST
