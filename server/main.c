@@ -34,7 +34,7 @@ int main(int argc, char **argv)
     kv_log_open(options.log_json ? KV_LOG_JSON : KV_LOG_TEXT);
     if (options.check) return (int)kv_service_check(&options);
     bool left_behind = false;
-    enum kv_exit status = kv_service_run(&options, &left_behind);
+    enum kv_exit status = kv_service_run(&options, kv_backends(), &left_behind);
     /* No handlers at exit beside a thread that is stuck in a driver: the driver's own would wait for it. */
     if (left_behind) _exit((int)status);
     return (int)status;

@@ -271,12 +271,14 @@ static void free_service(struct kv_service *service)
     free(service);
 }
 
-enum kv_exit kv_service_run(const struct kv_options *options, bool *left_behind)
+enum kv_exit kv_service_run(const struct kv_options *options, const struct kv_backend_ops *const *backends,
+                            bool *left_behind)
 {
     struct kv_service *service = calloc(1, sizeof *service);
     *left_behind = false;
     if (!service) return KV_EXIT_DEVICE;
     service->options = options;
+    service->backends = backends;
     for (int32_t i = 0; i < KV_LISTENERS_MAX; i++) service->listener[i].fd = -1;
     name_model(options, service->name);
     kv_findings_init(&service->findings);

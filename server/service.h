@@ -3,6 +3,7 @@
 #ifndef KV_SERVER_SERVICE_H
 #define KV_SERVER_SERVICE_H
 
+#include "kernels/backend.h"
 #include "server/options.h"
 
 enum kv_exit {
@@ -16,9 +17,10 @@ enum kv_exit {
 /* `--check`: loads and validates, prints the report on standard output. */
 enum kv_exit kv_service_check(const struct kv_options *options);
 
-/* Serves until SIGTERM, SIGINT or (unless it is ignored, as under nohup) SIGHUP. Call it with a single
- * thread: it blocks the signals for all later ones. *left_behind: a thread is stuck in the device or in a
- * read; end the process at once, by _exit. */
-enum kv_exit kv_service_run(const struct kv_options *options, bool *left_behind);
+/* Serves by one of the backends, of which the last is NULL, until SIGTERM, SIGINT or (unless it is ignored,
+ * as under nohup) SIGHUP. Call it with a single thread: it blocks the signals for all later ones.
+ * *left_behind: a thread is stuck in the device or in a read; end the process at once, by _exit. */
+enum kv_exit kv_service_run(const struct kv_options *options, const struct kv_backend_ops *const *backends,
+                            bool *left_behind);
 
 #endif

@@ -50,7 +50,7 @@ static const struct kv_backend_ops *open_device(struct kv_service *service, stru
     bool any = strcmp(name, "auto") == 0;
     struct kv_error last = {0};
     if (any) wanted.device = -1;
-    for (const struct kv_backend_ops *const *ops = kv_backends(); *ops; ops++) {
+    for (const struct kv_backend_ops *const *ops = service->backends; *ops; ops++) {
         struct kv_error why = {0};
         if (!any && strcmp((*ops)->name, name) != 0) continue;
         if ((*ops)->open(backend, &weights, &wanted, &why)) return *ops;

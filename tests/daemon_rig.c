@@ -43,7 +43,10 @@ const char *daemon_path(const char *program)
     return path[turn];
 }
 
-static pid_t spawn(const char *program, const char *const *arguments, const char *out_path,
+typedef int run_function(int argc, char *const *argv);
+
+/* Runs a function, or where it is NULL a program, in a process of its own. */
+static pid_t spawn(const char *program, run_function *run, const char *const *arguments, const char *out_path,
                    const char *err_path)
 {
     const char *argv[ARGUMENTS_MAX + 2] = {program};
@@ -61,6 +64,7 @@ static pid_t spawn(const char *program, const char *const *arguments, const char
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     if (out < 0 || err < 0 || dup2(out, 1) < 0 || dup2(err, 2) < 0) _exit(126);
+    if (run) _exit(run(count + 1, (char *const *)(uintptr_t)argv));
     execv(program, (char *const *)(uintptr_t)argv);
     _exit(127);
 }
@@ -90,6 +94,12 @@ static bool find_url(const struct daemon *daemon, char url[160])
 
 void daemon_start(struct daemon *daemon, const char *model, const char *const *arguments)
 {
+    daemon_start_with(daemon, NULL, model, arguments);
+}
+
+void daemon_start_with(struct daemon *daemon, run_function *run, const char *model,
+                       const char *const *arguments)
+{
     static int count;
     const char *argv[ARGUMENTS_MAX] = {"--model",     model,      "--listen",
                                        "127.0.0.1:0", "--listen", daemon->unix_url};
@@ -99,7 +109,7 @@ void daemon_start(struct daemon *daemon, const char *model, const char *const *a
              ++count);
     snprintf(daemon->log_path, sizeof daemon->log_path, "/tmp/kvmat_daemon_%d_%d.log", (int)getpid(), count);
     for (int i = 0; arguments && arguments[i] && at < ARGUMENTS_MAX - 1; i++) argv[at++] = arguments[i];
-    daemon->pid = spawn(daemon_path("kvmatd"), argv, "/dev/null", daemon->log_path);
+    daemon->pid = spawn(daemon_path("kvmatd"), run, argv, "/dev/null", daemon->log_path);
     for (int waited = 0; !find_url(daemon, daemon->url); waited += 2) {
         if (waited > PATIENCE_MS || waitpid(daemon->pid, NULL, WNOHANG) != 0) {
             char *log = read_text(daemon->log_path);
@@ -168,7 +178,7 @@ int daemon_run(const char *program, const char *const *arguments, char **output,
     char out_path[64], err_path[64];
     snprintf(out_path, sizeof out_path, "/tmp/kvmat_run_%d.out", (int)getpid());
     snprintf(err_path, sizeof err_path, "/tmp/kvmat_run_%d.err", (int)getpid());
-    struct daemon run = {.pid = spawn(program, arguments, out_path, err_path)};
+    struct daemon run = {.pid = spawn(program, NULL, arguments, out_path, err_path)};
     int status = daemon_reap(&run);
     if (output) *output = read_text(out_path);
     if (errors) *errors = read_text(err_path);

@@ -19,6 +19,10 @@ const char *daemon_path(const char *program); /* "kvmatd", "kvmat" */
 /* Starts kvmatd for a model with more arguments (NULL ends them), and waits until it listens. Aborts when it
  * does not: for daemons that are to refuse, use daemon_run. */
 void daemon_start(struct daemon *daemon, const char *model, const char *const *arguments);
+/* The same with a process that runs a function of the test's instead of kvmatd; it returns the exit status.
+ */
+void daemon_start_with(struct daemon *daemon, int (*run)(int argc, char *const *argv), const char *model,
+                       const char *const *arguments);
 /* Waits for /ready, at most 60 s. */
 bool daemon_await_ready(const struct daemon *daemon);
 /* Sends a signal; reaps and returns the exit status, or 128 + the signal that killed it. */
