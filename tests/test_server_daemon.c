@@ -322,6 +322,8 @@ START_TEST(test_options_show)
     ck_assert(model.ready);
     ck_assert_uint_eq(strlen(model.fingerprint), 32);
     ck_assert(daemon_logged(&daemon, "device cpu"));
+    ck_assert(daemon_logged(&daemon, " path=" GOOD " device=auto\n"));
+    ck_assert(daemon_logged(&daemon, " path=" GOOD " device=cpu device_name="));
     kv_client_close(client);
     ck_assert_int_eq(daemon_stop(&daemon, SIGTERM), 0);
 }

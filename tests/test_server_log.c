@@ -47,10 +47,14 @@ START_TEST(test_lines)
         kv_log_open(json ? KV_LOG_JSON : KV_LOG_TEXT);
         kv_log(KV_LOG_INFO, "a name with\na line feed, \"quotes\" and \xff");
         kv_log_finished(&request);
+        const struct kv_log_field fields[] = {{"version", "1"}, {"path", "/a b/\"\n"}, {"device", ""}};
+        kv_log_fields(KV_LOG_INFO, "starting", fields, 3);
         const char *log = captured();
         int lines = 0;
         for (const char *c = log; *c; c++) lines += *c == '\n';
-        ck_assert_int_eq(lines, 2);
+        ck_assert_int_eq(lines, 3);
+        ck_assert(
+            strstr(log, json ? "\"path\":\"/a b/\\\"?\"" : " starting version=1 path=\"/a b/\\\"?\"\n"));
         if (!json) continue;
         char *rest = text;
         for (char *line = strtok_r(rest, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {

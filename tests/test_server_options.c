@@ -35,6 +35,7 @@ START_TEST(test_defaults)
     ck_assert_int_eq(options.spin_us, -1); /* what the device says */
     ck_assert_int_eq(options.drain_timeout, 30);
     ck_assert_int_eq(options.drain_grace, 0);
+    ck_assert_int_eq(options.device_timeout, 30);
     ck_assert(options.tune && !options.log_json && !options.check);
     ck_assert(options.rope_theta == 0 && options.rope_attention_factor == -1);
 }
@@ -85,16 +86,28 @@ END_TEST
 START_TEST(test_wrong)
 {
     static const char *const wrong[][2] = {
-        {"--max-tokens", "0"},   {"--max-tokens", "-1"},
-        {"--max-tokens", "12x"}, {"--max-tokens", ""},
-        {"--max-tokens", " 5"},  {"--max-tokens", "1e3"},
-        {"--max-queue", "0"},    {"--max-body", "5TiB"},
-        {"--max-body", "1"},     {"--pool-bytes", "99999999999999999999"},
-        {"--rope-theta", "0"},   {"--rope-theta", "nan"},
-        {"--rope-theta", "inf"}, {"--rope-theta", "x"},
-        {"--tune", "yes"},       {"--rope-attention-factor", "-1"},
-        {"--log-format", "xml"}, {"--drain-timeout", "-1"},
-        {"--model", ""},         {"--pool-bytes", "9223372036854775807K"},
+        {"--max-tokens", "0"},
+        {"--max-tokens", "-1"},
+        {"--max-tokens", "12x"},
+        {"--max-tokens", ""},
+        {"--max-tokens", " 5"},
+        {"--max-tokens", "1e3"},
+        {"--max-queue", "0"},
+        {"--max-body", "5TiB"},
+        {"--max-body", "1"},
+        {"--pool-bytes", "99999999999999999999"},
+        {"--rope-theta", "0"},
+        {"--rope-theta", "nan"},
+        {"--rope-theta", "inf"},
+        {"--rope-theta", "x"},
+        {"--tune", "yes"},
+        {"--rope-attention-factor", "-1"},
+        {"--log-format", "xml"},
+        {"--drain-timeout", "-1"},
+        {"--device-timeout", "-1"},
+        {"--device-timeout", "86401"},
+        {"--model", ""},
+        {"--pool-bytes", "9223372036854775807K"},
     };
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         struct kv_options options;
