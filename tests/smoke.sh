@@ -134,6 +134,21 @@ check_checkpoints() {
     has "its code" '"code": ?"model_not_found"' "$scratch/out"
 }
 
+# Every metric is in README's table, under its whole name. Prometheus' own reader and its conventions, where it is installed; tests/exposition.c is always there.
+check_metrics() {
+    unknown=
+    for family in $(sed -n 's/^# TYPE \([a-z0-9_]*\) .*/\1/p' "$scratch/body"); do
+        grep -q "\`$family[\`{]" README.md || unknown="$unknown $family"
+    done
+    same "metrics that README does not name" "" "$unknown"
+    command -v promtool >/dev/null || return 0
+    if promtool check metrics <"$scratch/body" >"$scratch/out" 2>&1 && [ ! -s "$scratch/out" ]; then
+        pass
+    else
+        fail "promtool check metrics" "$(head -c 500 "$scratch/out")"
+    fi
+}
+
 check_pages() {
     same "GET /health" 200 "$(fetch /health)"
     same "GET /ready" 200 "$(fetch /ready)"
@@ -147,6 +162,7 @@ check_pages() {
     refused "a code that is not there" 404 not_found /v1/errors/no_such_code
     same "GET /metrics" 200 "$(fetch /metrics)"
     has "metrics have types" '^# TYPE kvmat' "$scratch/body"
+    check_metrics
     same "HEAD /health" 200 "$(fetch /health --head)"
 }
 
