@@ -134,12 +134,14 @@ check_checkpoints() {
     has "its code" '"code": ?"model_not_found"' "$scratch/out"
 }
 
-# Every metric is in README's table, under its whole name. Prometheus' own reader and its conventions, where it is installed; tests/exposition.c is always there.
+# Every metric is in README's table, under its whole name. Prometheus' own reader and its conventions, where
+# it is installed; tests/exposition.c is always there.
 check_metrics() {
     unknown=
-    for family in $(sed -n 's/^# TYPE \([a-z0-9_]*\) .*/\1/p' "$scratch/body"); do
-        grep -q "\`$family[\`{]" README.md || unknown="$unknown $family"
-    done
+    sed -n 's/^# TYPE \([a-z0-9_]*\) .*/\1/p' "$scratch/body" >"$scratch/families"
+    while read -r family; do
+        grep -qF -e "\`$family\`" -e "\`$family{" README.md || unknown="$unknown $family"
+    done <"$scratch/families"
     same "metrics that README does not name" "" "$unknown"
     command -v promtool >/dev/null || return 0
     if promtool check metrics <"$scratch/body" >"$scratch/out" 2>&1 && [ ! -s "$scratch/out" ]; then
