@@ -166,7 +166,8 @@ void kv_engine_close(struct kv_engine *engine)
 
 bool kv_engine_check_locked(const struct kv_engine *engine, struct kv_error *err)
 {
-    switch (engine->state) {
+    const enum kv_engine_state state = engine->state;
+    switch (state) {
     case KV_ENGINE_STARTING: return kv_fail(err, KV_NOT_READY, "the model is still being loaded");
     case KV_ENGINE_READY: return true;
     case KV_ENGINE_DRAINING:

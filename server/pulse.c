@@ -19,7 +19,7 @@ void kv_pulse_open(struct kv_pulse *pulse, const struct kv_notify *notify, struc
  * address is one that can be connected to. */
 static void knock(struct kv_pulse *pulse)
 {
-    struct sockaddr_storage address;
+    struct sockaddr_storage address = {0};
     socklen_t bytes = sizeof address;
     if (pulse->listener < 0 || getsockname(pulse->listener, (struct sockaddr *)&address, &bytes) != 0) return;
     pulse->knock = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);

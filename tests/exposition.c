@@ -210,7 +210,7 @@ const char *exposition_fault(const char *text)
         if (ok) reader->line = end + 1;
     }
     if (ok) reader->bytes = 0;
-    if (ok) ok = (reader->families > 0 || fail(reader, "nothing at all")) && close_family(reader);
+    if (ok && (reader->families > 0 || fail(reader, "nothing at all"))) (void)close_family(reader);
     free(reader);
     return fault;
 }

@@ -71,7 +71,7 @@ static int run(int argc, char *const *argv)
     return (int)kv_service_run(&options, backends, &left_behind);
 }
 
-static struct daemon daemon_;
+static struct daemon served;
 static struct http_rig rig; /* only the addresses of the daemon are in it */
 
 static void start(const char *const *arguments)
@@ -79,11 +79,11 @@ static void start(const char *const *arguments)
     cpu = kv_backend_find("cpu");
     device = mmap(NULL, sizeof *device, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     ck_assert_ptr_ne(device, MAP_FAILED);
-    daemon_start_with(&daemon_, run, MODEL, arguments);
-    snprintf(rig.listener[0].url, sizeof rig.listener[0].url, "%s", daemon_.url);
+    daemon_start_with(&served, run, MODEL, arguments);
+    snprintf(rig.listener[0].url, sizeof rig.listener[0].url, "%s", served.url);
     snprintf(rig.listener[1].unlink_path, sizeof rig.listener[1].unlink_path, "%.150s",
-             daemon_.unix_url + strlen("unix:"));
-    ck_assert(daemon_await_ready(&daemon_));
+             served.unix_url + strlen("unix:"));
+    ck_assert(daemon_await_ready(&served));
     device->batches = 0;
 }
 
@@ -184,7 +184,7 @@ START_TEST(test_nothing_is_lost)
     ck_assert(http_rig_send(queued, wire, bytes));
     while (metric("kvmat_requests_waiting") != 1 || metric("kvmat_requests_in_flight") != 4) usleep(1000);
 
-    ck_assert_int_eq(kill(daemon_.pid, SIGTERM), 0);
+    ck_assert_int_eq(kill(served.pid, SIGTERM), 0);
     ck_assert(new_ones_are_refused(false) && new_ones_are_refused(true));
     device->held = 0;
     ck_assert(http_rig_send(upload, wire + bytes / 2, bytes - bytes / 2));
@@ -192,10 +192,10 @@ START_TEST(test_nothing_is_lost)
     assert_whole_reply(queued, SMALL);
     assert_whole_reply(upload, SMALL);
     assert_whole_reply(download, LARGE);
-    ck_assert_int_eq(daemon_reap(&daemon_), 0);
-    ck_assert(daemon_logged(&daemon_, "stopped"));
-    ck_assert(!daemon_logged(&daemon_, "in flight"));
-    unlink(daemon_.log_path);
+    ck_assert_int_eq(daemon_reap(&served), 0);
+    ck_assert(daemon_logged(&served, "stopped"));
+    ck_assert(!daemon_logged(&served, "in flight"));
+    unlink(served.log_path);
     free(wire);
     free(large);
 }
@@ -214,10 +214,10 @@ START_TEST(test_second_signal)
     ck_assert(http_rig_send(busy, wire, bytes));
     await_batch();
     while (metric("kvmat_requests_in_flight") != 2) usleep(1000);
-    kill(daemon_.pid, SIGTERM);
+    kill(served.pid, SIGTERM);
     ck_assert(new_ones_are_refused(false));
     int64_t began_us = kv_now_us();
-    ck_assert_int_eq(daemon_stop(&daemon_, SIGTERM), 0);
+    ck_assert_int_eq(daemon_stop(&served, SIGTERM), 0);
     ck_assert_int_lt(kv_now_us() - began_us, 30000000);
     struct http_reply reply = http_rig_read(upload);
     ck_assert_int_eq(reply.status, 503);
@@ -253,10 +253,10 @@ START_TEST(test_stuck_device)
         ck_assert(http_reply_has_code(&reply, "device_lost"));
     }
     http_reply_free(&reply);
-    ck_assert_int_eq(daemon_reap(&daemon_), 4);
-    ck_assert(daemon_logged(&daemon_, "longer than --device-timeout 1"));
-    ck_assert(daemon_logged(&daemon_, "the process ends without it"));
-    unlink(daemon_.log_path);
+    ck_assert_int_eq(daemon_reap(&served), 4);
+    ck_assert(daemon_logged(&served, "longer than --device-timeout 1"));
+    ck_assert(daemon_logged(&served, "the process ends without it"));
+    unlink(served.log_path);
     close(aboard);
     close(queued);
     free(wire);
@@ -293,22 +293,22 @@ START_TEST(test_service_manager)
     int manager = open_manager(path);
     setenv("NOTIFY_SOCKET", path, 1);
     setenv("WATCHDOG_USEC", "400000", 1);
-    daemon_start(&daemon_, MODEL, (const char *const[]){"--drain-grace", "1", NULL});
+    daemon_start(&served, MODEL, (const char *const[]){"--drain-grace", "1", NULL});
     unsetenv("NOTIFY_SOCKET");
     unsetenv("WATCHDOG_USEC");
     await_message(manager, "STATUS=", text);
     ck_assert_msg(strstr(text, "EXTEND_TIMEOUT_USEC=") && !strstr(text, "READY=1"), "%s", text);
     await_message(manager, "READY=1", text);
     ck_assert_msg(strstr(text, "STATUS=serving dflash_default"), "%s", text);
-    ck_assert(daemon_await_ready(&daemon_));
+    ck_assert(daemon_await_ready(&served));
     for (int i = 0; i < 3; i++) await_message(manager, "WATCHDOG=1", text);
-    kill(daemon_.pid, SIGTERM);
+    kill(served.pid, SIGTERM);
     await_message(manager, "STOPPING=1", text);
     ck_assert_msg(strstr(text, "EXTEND_TIMEOUT_USEC=41000000"), "%s", text);
     await_message(manager, "WATCHDOG=1", text); /* also while it drains */
-    ck_assert_int_eq(daemon_reap(&daemon_), 0);
-    ck_assert(!daemon_logged(&daemon_, "no sign of life"));
-    unlink(daemon_.log_path);
+    ck_assert_int_eq(daemon_reap(&served), 0);
+    ck_assert(!daemon_logged(&served, "no sign of life"));
+    unlink(served.log_path);
     close(manager);
     unlink(path);
 }

@@ -28,7 +28,6 @@ START_TEST(test_a_batch_stays)
 {
     struct kv_engine *engine = open_engine(1);
     struct engine_rig_request request[4], after = {.engine = engine, .tokens = 1};
-    struct kv_error err = {0};
     fake.held = 1;
     for (uint32_t i = 0; i < 4; i++) {
         request[i] = (struct engine_rig_request){.engine = engine, .tokens = i == 1 ? 500 : 2, .seed = i};
@@ -37,7 +36,7 @@ START_TEST(test_a_batch_stays)
             while (fake.batches == 0) sched_yield();
     }
     ck_assert(engine_rig_await_waiting(engine, 3));
-    err = watch(engine);
+    struct kv_error err = watch(engine);
     ck_assert_int_eq(err.fault, KV_DEVICE_LOST);
     ck_assert_msg(strstr(err.message, "longer than --device-timeout 1"), "%s", err.message);
     for (int i = 0; i < 4; i++) { /* the one aboard, and those behind it */
