@@ -3,7 +3,8 @@
  * - the engine can be spoken to: its lock is not held by a thread that is stuck in the device;
  * - no batch has been with the device for longer than the watchdog's time;
  * - the HTTP server took a connection of ours to its first address, and ended it when we hung up.
- * The connection says nothing, so it is no request: it stands in no log line and in no count of requests. */
+ * The connection says nothing, so it is no request: it stands in no log line and in no count of requests. At
+ * the limit of connections it takes the place of an idle one, as any new one does. */
 #ifndef KV_SERVER_PULSE_H
 #define KV_SERVER_PULSE_H
 

@@ -44,6 +44,7 @@ START_TEST(a_device_says_what_it_is)
     ck_assert_str_eq(said.kind, tested_name());
     ck_assert_uint_gt(strlen(said.name), 0);
     ck_assert_uint_ge(said.memory_bytes, weights_bytes);
+    if (strcmp(said.kind, "cuda") == 0) ck_assert_uint_gt(said.total_bytes, said.free_bytes);
     ck_assert_int_ge(said.span_rows, 1);
     ck_assert_int_ge(said.batches_max, 1);
     tested_ops()->close(NULL);

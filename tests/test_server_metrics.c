@@ -238,6 +238,37 @@ START_TEST(test_counts)
 }
 END_TEST
 
+static void setup_crowded(void)
+{
+    memset(&fake, 0, sizeof fake);
+    http_rig_open(&rig, (struct kv_engine_options){.limits = {.connections_max = 4, .upload_seconds = 1}});
+}
+
+/* Why connections were ended by force: one whose body does not come, and the idle ones in front of a new one.
+ */
+START_TEST(test_cuts)
+{
+    enum { IDLE = 8 };
+    int idle[IDLE], late = http_rig_connect(&rig, false);
+    ck_assert(
+        http_rig_say(late, "POST /v1/materialize HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nx"));
+    struct http_reply reply = http_rig_read(late);
+    ck_assert_int_eq(reply.status, 408);
+    http_reply_free(&reply);
+    ck_assert(http_rig_closed(late));
+    close(late);
+    for (int i = 0; i < IDLE; i++) idle[i] = http_rig_connect(&rig, i % 2);
+    ck_assert(http_rig_closed(idle[0]));
+    char *text = scrape();
+    ck_assert_double_eq(exposition_value(text, "kvmat_connections_cut_total{reason=\"upload_late\"}"), 1);
+    ck_assert_double_ge(exposition_value(text, "kvmat_connections_cut_total{reason=\"room\"}"), 1);
+    ck_assert_double_eq(exposition_value(text, "kvmat_connections_cut_total{reason=\"full\"}"), 0);
+    ck_assert_double_eq(exposition_value(text, "kvmat_connections_max"), 4);
+    free(text);
+    for (int i = 0; i < IDLE; i++) close(idle[i]);
+}
+END_TEST
+
 START_TEST(test_histogram)
 {
     static const int64_t us[] = {-1, 0, 50, 51, 30000000, 30000001};
@@ -291,6 +322,11 @@ int main(void)
     tcase_add_test(cases, test_all_adds_up);
     tcase_add_test(cases, test_gauges);
     suite_add_tcase(suite, cases);
+    TCase *crowded = tcase_create("crowded");
+    tcase_set_timeout(crowded, 60);
+    tcase_add_checked_fixture(crowded, setup_crowded, teardown);
+    tcase_add_test(crowded, test_cuts);
+    suite_add_tcase(suite, crowded);
     TCase *alone = tcase_create("alone");
     tcase_add_test(alone, test_the_checker);
     tcase_add_test(alone, test_histogram);
