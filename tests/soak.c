@@ -151,16 +151,17 @@ static void make_requests(const char *model)
     }
 }
 
-/* Requests for K and V that a log says were answered: of the honest callers, and of all. */
+/* Requests for K and V that a log says were answered: of the honest callers, whom a daemon may take for gone
+ * where they hang up on a unix socket as soon as they have all of it, and of all that it calls ok. */
 static void count_log(const char *path, uint64_t *honest, uint64_t *all)
 {
     static char line[4096];
     FILE *file = fopen(path, "r");
     must(file != NULL, path);
     while (fgets(line, sizeof line, file)) {
-        if (!strstr(line, " route=materialize ") || !strstr(line, " code=ok ")) continue;
-        (*all)++;
-        if (strstr(line, " id=honest-")) (*honest)++;
+        if (!strstr(line, " route=materialize ") || !strstr(line, " status=200 ")) continue;
+        *all += strstr(line, " code=ok ") != NULL;
+        *honest += strstr(line, " id=honest-") != NULL;
     }
     fclose(file);
 }
