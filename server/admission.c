@@ -43,13 +43,40 @@ static bool take_both(struct kv_engine *engine, struct kv_job *job, uint64_t bod
     return false;
 }
 
+static void join_line(struct kv_engine *engine, struct kv_waiter *self)
+{
+    struct kv_waiter **last = &engine->first_waiter;
+    while (*last) last = &(*last)->next;
+    *last = self;
+    engine->waiters++;
+    engine->waiters_bytes += self->bytes;
+}
+
 static void leave_line(struct kv_engine *engine, const struct kv_waiter *self)
 {
     struct kv_waiter **at = &engine->first_waiter;
     while (*at != self) at = &(*at)->next;
     *at = self->next;
     engine->waiters--;
-    pthread_cond_broadcast(&engine->room); /* whoever is first now may fit */
+    engine->waiters_bytes -= self->bytes;
+    kv_engine_wake_line(engine);
+}
+
+/* May one more request wait? A long line is refused at its end, at once, instead of being let wait in
+ * silence: it is bounded in requests, and in the memory it wants, by one whole pool. The first in it always
+ * fits that.
+ */
+static bool may_wait(const struct kv_engine *engine, uint64_t bytes, struct kv_error *err)
+{
+    if (engine->waiters_bytes <= engine->pool.bytes && bytes <= engine->pool.bytes - engine->waiters_bytes)
+        return true;
+    kv_fail_values(err, KV_QUEUE_FULL, "Content-Length", kv_integer((int64_t)engine->pool.bytes),
+                   kv_integer((int64_t)(engine->waiters_bytes + bytes)),
+                   "with this one, the requests in line would want more bytes of memory than the pool has");
+    kv_error_hint(err,
+                  "Send it again after Retry-After, send fewer tokens in one request, or start the daemon "
+                  "with a larger --pool-bytes.");
+    return false;
 }
 
 /* Takes the memory, waiting in line for it when others wait already or the pool is short. Only here is a
@@ -59,21 +86,18 @@ static bool take_in_turn(struct kv_engine *engine, struct kv_job *job, uint64_t 
 {
     int32_t waiting = engine->waiters + engine->queued;
     if (waiting >= engine->options.limits.queue_max)
-        return kv_fail_values(err, KV_QUEUE_FULL, "", kv_none(), kv_integer(waiting),
-                              "%d requests are waiting already, the most that may (--max-queue %d)", waiting,
-                              engine->options.limits.queue_max);
+        return kv_fail_values(err, KV_QUEUE_FULL, "--max-queue", kv_integer(engine->options.limits.queue_max),
+                              kv_integer(waiting + 1), "with this one, more requests would wait than may");
     if (!engine->first_waiter && take_both(engine, job, body, reply)) return true;
-    struct kv_waiter self = {NULL};
-    struct kv_waiter **last = &engine->first_waiter;
-    while (*last) last = &(*last)->next;
-    *last = &self;
-    engine->waiters++;
+    struct kv_waiter self = {.job = job, .bytes = kv_pool_round(body) + kv_pool_round(reply)};
+    if (!may_wait(engine, self.bytes, err)) return false;
+    join_line(engine, &self);
     bool taken = false;
     /* A drain lets in nobody new, but who stands in line already is served. */
     while (!taken && (engine->state != KV_ENGINE_LOST || kv_engine_check_locked(engine, err)) &&
            !kv_engine_given_up(engine, job, err)) {
         taken = engine->first_waiter == &self && take_both(engine, job, body, reply);
-        if (!taken) kv_engine_wait(engine, &engine->room, KV_WATCH_US);
+        if (!taken) kv_engine_watch(engine, job);
     }
     leave_line(engine, &self);
     return taken;
@@ -112,7 +136,7 @@ void kv_engine_release_body(struct kv_job *job)
     struct kv_engine *engine = job->engine;
     pthread_mutex_lock(&engine->lock);
     kv_pool_give(&engine->pool, &job->body_range);
-    pthread_cond_broadcast(&engine->room);
+    kv_engine_wake_line(engine);
     pthread_mutex_unlock(&engine->lock);
     job->body = NULL;
 }
@@ -126,7 +150,7 @@ void kv_engine_release(struct kv_job *job)
     kv_pool_give(&engine->pool, &job->body_range);
     kv_pool_give(&engine->pool, &job->reply_range);
     engine->jobs--;
-    pthread_cond_broadcast(&engine->room);
+    kv_engine_wake_line(engine);
     pthread_mutex_unlock(&engine->lock);
     pthread_cond_destroy(&job->done);
     *job = (struct kv_job){0};

@@ -22,7 +22,6 @@ struct kv_engine *kv_engine_open(const struct kv_engine_options *options)
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&engine->lock, NULL);
     pthread_cond_init(&engine->work, &monotonic);
-    pthread_cond_init(&engine->room, &monotonic);
     pthread_condattr_destroy(&monotonic);
     return engine;
 }
@@ -32,6 +31,18 @@ void kv_engine_wait(struct kv_engine *engine, pthread_cond_t *condition, int64_t
     int64_t until_us = kv_now_us() + timeout_us;
     struct timespec until = {.tv_sec = until_us / 1000000, .tv_nsec = until_us % 1000000 * 1000};
     pthread_cond_timedwait(condition, &engine->lock, &until);
+}
+
+void kv_engine_watch(struct kv_engine *engine, struct kv_job *job)
+{
+    int64_t left_us = job->deadline_us ? job->deadline_us - kv_now_us() : KV_WATCH_US;
+    /* Past its deadline a job in the air is only waited for. */
+    kv_engine_wait(engine, &job->done, left_us > 0 && left_us < KV_WATCH_US ? left_us : KV_WATCH_US);
+}
+
+void kv_engine_wake_line(struct kv_engine *engine)
+{
+    if (engine->first_waiter) pthread_cond_signal(&engine->first_waiter->job->done);
 }
 
 /* Runs one batch of zeros of this many rows, so that the first request finds warm code, caches and threads.
@@ -159,7 +170,6 @@ void kv_engine_close(struct kv_engine *engine)
     free(engine->flight);
     free(engine->bases);
     pthread_cond_destroy(&engine->work);
-    pthread_cond_destroy(&engine->room);
     pthread_mutex_destroy(&engine->lock);
     free(engine);
 }
@@ -186,7 +196,7 @@ bool kv_engine_check(struct kv_engine *engine, struct kv_error *err)
     return ok;
 }
 
-bool kv_engine_given_up(const struct kv_engine *engine, const struct kv_job *job, struct kv_error *err)
+bool kv_engine_given_up(struct kv_engine *engine, const struct kv_job *job, struct kv_error *err)
 {
     if (engine->abandoned)
         return !kv_fail(err, KV_DRAINING, "the daemon stopped before this request reached the device");
@@ -195,9 +205,9 @@ bool kv_engine_given_up(const struct kv_engine *engine, const struct kv_job *job
         return !kv_fail(err, KV_DEADLINE_EXCEEDED,
                         "the request's deadline passed %lld ms ago, before the device",
                         (long long)((now_us - job->deadline_us) / 1000));
-    if (job->gone && job->gone(job->who))
-        return !kv_fail(err, KV_CLIENT_GONE, "the caller closed its connection before the device was free");
-    return false;
+    if (!job->gone || !job->gone(job->who)) return false;
+    engine->stats.gone++;
+    return !kv_fail(err, KV_CLIENT_GONE, "the caller closed its connection before the device was free");
 }
 
 void kv_engine_drain(struct kv_engine *engine)
@@ -211,7 +221,8 @@ void kv_engine_abandon(struct kv_engine *engine)
 {
     pthread_mutex_lock(&engine->lock);
     engine->abandoned = true;
-    pthread_cond_broadcast(&engine->room);
+    for (struct kv_waiter *waiter = engine->first_waiter; waiter; waiter = waiter->next)
+        pthread_cond_signal(&waiter->job->done);
     for (struct kv_job *job = engine->head; job; job = job->next) pthread_cond_signal(&job->done);
     pthread_mutex_unlock(&engine->lock);
 }

@@ -75,6 +75,7 @@ struct kv_engine_stats {
     uint64_t rows_bucket[KV_SIZE_BUCKETS + 1], items_bucket[KV_SIZE_BUCKETS + 1];
     uint64_t inline_batches; /* of them, submitted by the request's own thread */
     uint64_t device_us;      /* summed over the batches, from submit to done */
+    uint64_t gone; /* requests whose caller hung up while they waited; they never reached the device */
 };
 
 /* An engine without a device: it refuses with not_ready. NULL when memory is out. */
@@ -97,8 +98,9 @@ void kv_engine_close(struct kv_engine *engine);
 bool kv_engine_accepts(struct kv_engine *engine, uint64_t body_bytes, struct kv_error *err) KV_MUST_CHECK;
 
 /* Reserves memory for the body and the largest reply that a body of this size can ask for. Waits for memory
- * in order of arrival, watching job->deadline_us and job->gone; queue_full when too many wait. On success
- * job->body is set and the job must be released; on failure it must not. */
+ * in order of arrival, watching job->deadline_us and job->gone. queue_full, at once, when limits.queue_max
+ * requests wait or the line for memory would want more than the whole pool. On success job->body is set and
+ * the job must be released; on failure it must not. */
 bool kv_engine_admit(struct kv_engine *engine, struct kv_job *job, uint64_t body_bytes,
                      struct kv_error *err) KV_MUST_CHECK;
 

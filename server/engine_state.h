@@ -25,6 +25,8 @@ struct kv_flight {
 /* A thread that waits for pool memory, in order of arrival. */
 struct kv_waiter {
     struct kv_waiter *next;
+    struct kv_job *job; /* its `done` is what wakes the thread */
+    uint64_t bytes;     /* wanted, of the pool */
 };
 
 struct kv_engine {
@@ -38,7 +40,6 @@ struct kv_engine {
 
     pthread_mutex_t lock;
     pthread_cond_t work; /* the device thread: a job was queued, a flight came back, or it is to stop */
-    pthread_cond_t room; /* those who wait for memory */
     pthread_t thread;
     bool thread_started, stopping, abandoned;
     _Atomic enum kv_engine_state state; /* written under the lock */
@@ -46,6 +47,7 @@ struct kv_engine {
 
     struct kv_pool pool;
     struct kv_waiter *first_waiter;
+    uint64_t waiters_bytes; /* wanted by all in the line; at most the pool's */
     int32_t waiters, jobs;
 
     struct kv_job *head, *tail; /* the queue: jobs with rows that no batch has taken yet */
@@ -64,9 +66,14 @@ struct kv_engine {
 /* True when the state lets work begin, else why not. */
 bool kv_engine_check_locked(const struct kv_engine *engine, struct kv_error *err);
 /* Has this job's deadline passed, its caller hung up, or the engine been abandoned? Then says so in err. */
-bool kv_engine_given_up(const struct kv_engine *engine, const struct kv_job *job, struct kv_error *err);
-/* Waits on a condition until it is signalled or KV_WATCH_US passed. */
+bool kv_engine_given_up(struct kv_engine *engine, const struct kv_job *job, struct kv_error *err);
+/* Waits on a condition until it is signalled or this time has passed. */
 void kv_engine_wait(struct kv_engine *engine, pthread_cond_t *condition, int64_t timeout_us);
+/* Waits for job->done; not past the job's deadline, nor longer than KV_WATCH_US without a look at its caller.
+ */
+void kv_engine_watch(struct kv_engine *engine, struct kv_job *job);
+/* Memory came back: whoever is first in the line for it may fit now. */
+void kv_engine_wake_line(struct kv_engine *engine);
 
 /* queue.c: the device is gone; every request from now on gets `cause`. */
 void kv_engine_lose(struct kv_engine *engine, const struct kv_error *cause);

@@ -142,6 +142,9 @@ static void print_queue(FILE *to, const struct kv_engine_stats *engine, const st
               (uint64_t)engine->waiting);
     print_one(to, "requests_waiting_max", "gauge",
               "As many may wait; the next one is refused with queue_full.", (uint64_t)limits->queue_max);
+    print_one(to, "requests_gone_total", "counter",
+              "Requests whose callers hung up while they waited; they never reached the device.",
+              engine->gone);
     print_one(to, "queued_rows", "gauge", "Rows that wait for the device.", (uint64_t)engine->queued_rows);
     print_one(to, "pool_bytes", "gauge", "Memory for bodies and replies.", engine->pool_bytes);
     print_one(to, "pool_used_bytes", "gauge", "Pool memory in use.", engine->pool_used_bytes);

@@ -63,7 +63,8 @@ void kv_engine_lose(struct kv_engine *engine, const struct kv_error *cause)
     engine->state = KV_ENGINE_LOST;
     (void)kv_engine_check_locked(engine, &why);
     while (engine->head) fail_queued(engine, engine->head, &why);
-    pthread_cond_broadcast(&engine->room);
+    for (struct kv_waiter *waiter = engine->first_waiter; waiter; waiter = waiter->next)
+        pthread_cond_signal(&waiter->job->done);
 }
 
 /* The next `rows` rows of a job, as the device sees them: an item of the flight, which points to nothing of
@@ -288,7 +289,7 @@ void *kv_engine_serve(void *of)
 
 /* What has not begun is dropped when its deadline passes; what has begun only when nobody waits for it any
  * more. */
-static bool is_dropped(const struct kv_engine *engine, const struct kv_job *job, struct kv_error *why)
+static bool is_dropped(struct kv_engine *engine, const struct kv_job *job, struct kv_error *why)
 {
     if (job->rows_submitted == 0 || engine->abandoned) return kv_engine_given_up(engine, job, why);
     return job->gone && job->gone(job->who) &&
@@ -302,7 +303,7 @@ static void wait_in_queue(struct kv_engine *engine, struct kv_job *job)
     pthread_cond_signal(&engine->work);
     while (!finished(job)) {
         struct kv_error why = {0};
-        kv_engine_wait(engine, &job->done, KV_WATCH_US);
+        kv_engine_watch(engine, job);
         if (job->queued && is_dropped(engine, job, &why)) fail_queued(engine, job, &why);
     }
 }
@@ -316,7 +317,7 @@ bool kv_engine_run_rows(struct kv_engine *engine, struct kv_job *job, struct kv_
 
     pthread_mutex_lock(&engine->lock);
     kv_pool_shrink(&engine->pool, &job->reply_range, KV_REPLY_HEADER_BYTES_MAX + 2 * part_bytes);
-    pthread_cond_broadcast(&engine->room);
+    kv_engine_wake_line(engine);
     job->reply = engine->slab_host + job->reply_range.offset + KV_REPLY_HEADER_BYTES_MAX;
     job->reply_bytes = 2 * part_bytes;
 
@@ -325,7 +326,9 @@ bool kv_engine_run_rows(struct kv_engine *engine, struct kv_job *job, struct kv_
     bool joins = engine->options.batch_delay_us > 0 && engine->thread_started;
     bool alone = !joins && !engine->head && job->rows <= limits->span_tokens_max;
     struct kv_flight *flight = alone && job->rows > 0 ? idle_flight(engine) : NULL;
-    if (flight) {
+    if (job->deadline_us && job->queued_us >= job->deadline_us) { /* passed while the body came in */
+        (void)kv_engine_given_up(engine, job, &job->err);
+    } else if (flight) {
         board(engine, flight, job, job->rows);
         if (take_off(engine, flight)) {
             engine->stats.inline_batches++;

@@ -150,6 +150,9 @@ static bool submit(struct kv_backend *backend, struct kv_batch *batch, struct kv
     }
     assert(rows == batch->rows && batch->items > 0);
     fake.batches++;
+    for (int32_t i = 0; i < batch->items; i++)
+        if (batch->item[i].rows > 0 && position_of(&batch->item[i], 0) == fake.watched_position)
+            fake.watched_batch = fake.batches;
     fake.items += batch->items;
     fake.rows += (int32_t)batch->rows;
     if (batch->rows > fake.rows_max_seen) fake.rows_max_seen = (int32_t)batch->rows;

@@ -18,7 +18,9 @@ struct fake_device {
     _Atomic int64_t fault_position;
     _Atomic int32_t submit_fails;                                        /* enum kv_fault of submit */
     _Atomic int32_t batches, items, rows, rows_max_seen, items_max_seen; /* seen */
-    _Atomic int32_t open, mems; /* backends and memories not yet closed */
+    _Atomic int32_t open, mems;       /* backends and memories not yet closed */
+    _Atomic int64_t watched_position; /* the first of some item */
+    _Atomic int32_t watched_batch;    /* the number, from 1, of the batch that had it; 0: none yet */
     int32_t span_rows, batches_max;
     bool copy_only; /* computes nothing: the reply is what the pool held */
 };

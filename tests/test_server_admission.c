@@ -30,37 +30,12 @@ START_TEST(test_queue_full)
     engine_rig_run(&over);
     ck_assert(!over.ok);
     ck_assert_int_eq(over.err.fault, KV_QUEUE_FULL);
-    ck_assert_int_eq((int)over.err.got.integer, 2);
+    ck_assert_int_eq((int)over.err.expected.integer, 2);
+    ck_assert_int_eq((int)over.err.got.integer, 3);
     fake.held = 0;
     for (int i = 0; i < 3; i++) {
         engine_rig_join(&request[i]);
         assert_served(&request[i]);
-    }
-    engine_rig_close(engine);
-}
-END_TEST
-
-START_TEST(test_memory_in_turn)
-{
-    /* Room for one request of 100 tokens at a time; the others wait for it in order of arrival. */
-    struct kv_engine *engine = engine_rig_open(
-        (struct kv_engine_options){.limits = {.pool_bytes = engine_rig_request_bytes(100) + 640}});
-    struct engine_rig_request request[4];
-    fake.held = 1;
-    for (uint32_t i = 0; i < 4; i++) {
-        request[i] = (struct engine_rig_request){.engine = engine, .tokens = 100, .seed = i};
-        engine_rig_start(&request[i]);
-        /* The first is in the queue (two spans), all others wait for memory. */
-        if (i == 0)
-            while (fake.batches == 0) sched_yield();
-        else
-            ck_assert(engine_rig_await_waiting(engine, (int32_t)i + 1));
-    }
-    fake.held = 0;
-    for (int i = 0; i < 4; i++) {
-        engine_rig_join(&request[i]);
-        assert_served(&request[i]);
-        if (i > 0) ck_assert(request[i - 1].done_at_us <= request[i].done_at_us);
     }
     engine_rig_close(engine);
 }
@@ -75,6 +50,69 @@ static void await_jobs(struct kv_engine *engine, int32_t jobs)
     }
     ck_assert_int_eq(stats.jobs, jobs);
 }
+
+/* Memory is given in order of arrival: what would fit stands behind what does not. */
+START_TEST(test_memory_in_turn)
+{
+    static const int64_t tokens[] = {100, 100, 1};
+    struct kv_engine *engine = engine_rig_open((struct kv_engine_options){
+        .limits = {.pool_bytes = engine_rig_request_bytes(100) + engine_rig_request_bytes(1) + 640}});
+    struct engine_rig_request request[3];
+    fake.held = 1;
+    for (uint32_t i = 0; i < 3; i++) {
+        request[i] = (struct engine_rig_request){.engine = engine, .tokens = tokens[i], .seed = i};
+        engine_rig_start(&request[i]);
+        /* The first is in the queue (two spans), the others wait for memory. */
+        if (i == 0)
+            while (fake.batches == 0) sched_yield();
+        else
+            ck_assert(engine_rig_await_waiting(engine, (int32_t)i + 1));
+    }
+    await_jobs(engine, 1);
+    fake.held = 0;
+    for (int i = 0; i < 3; i++) {
+        engine_rig_join(&request[i]);
+        assert_served(&request[i]);
+    }
+    engine_rig_close(engine);
+}
+END_TEST
+
+/* The line for memory wants at most one pool's worth; who leaves it makes room in it. */
+START_TEST(test_line_is_bounded_in_bytes)
+{
+    uint64_t pool_bytes = engine_rig_request_bytes(100) + 640;
+    struct kv_engine *engine =
+        engine_rig_open((struct kv_engine_options){.limits = {.pool_bytes = pool_bytes}});
+    struct engine_rig_request first = {.engine = engine, .tokens = 100, .seed = 1}, over = {.engine = engine};
+    struct engine_rig_request waits = {.engine = engine, .tokens = 100, .seed = 2};
+    fake.held = 1;
+    engine_rig_start(&first);
+    while (fake.batches == 0) sched_yield();
+    engine_rig_start(&waits);
+    ck_assert(engine_rig_await_waiting(engine, 2));
+    over.tokens = 1;
+    engine_rig_run(&over);
+    ck_assert(!over.ok);
+    ck_assert_int_eq(over.err.fault, KV_QUEUE_FULL);
+    ck_assert_int_gt(over.err.got.integer, over.err.expected.integer);
+    ck_assert_int_eq(over.err.expected.integer,
+                     (int64_t)(pool_bytes / KV_POOL_ALIGNMENT * KV_POOL_ALIGNMENT));
+    ck_assert(strstr(over.err.hint, "--pool-bytes"));
+    waits.hung_up = 1;
+    engine_rig_join(&waits);
+    ck_assert_int_eq(waits.err.fault, KV_CLIENT_GONE);
+    over.err = (struct kv_error){0};
+    engine_rig_start(&over);
+    ck_assert(engine_rig_await_waiting(engine, 2));
+    fake.held = 0;
+    engine_rig_join(&first);
+    engine_rig_join(&over);
+    assert_served(&first);
+    assert_served(&over);
+    engine_rig_close(engine);
+}
+END_TEST
 
 /* Who holds memory is computed, however many wait for it behind. */
 START_TEST(test_admitted_is_computed)
@@ -163,7 +201,27 @@ START_TEST(test_given_up)
     fake.held = 0;
     engine_rig_join(&busy);
     assert_served(&busy);
+    struct kv_engine_stats stats;
+    kv_engine_stats(engine, &stats);
+    ck_assert_uint_eq(stats.gone, 1);
     ck_assert_int_eq(fake.rows, 5); /* the other two never reached the device */
+    engine_rig_close(engine);
+}
+END_TEST
+
+/* A deadline that passes while the body comes in: an idle device is not asked either. */
+START_TEST(test_deadline_passes_in_the_upload)
+{
+    struct kv_engine *engine = engine_rig_open((struct kv_engine_options){.spin_us = 0});
+    struct engine_rig_request late = {
+        .engine = engine, .tokens = 5, .hold = 1, .deadline_us = kv_now_us() + 200000};
+    engine_rig_start(&late);
+    await_jobs(engine, 1);
+    usleep(250000);
+    late.hold = 0;
+    engine_rig_join(&late);
+    ck_assert_int_eq(late.err.fault, KV_DEADLINE_EXCEEDED);
+    ck_assert_int_eq(fake.batches, 0);
     engine_rig_close(engine);
 }
 END_TEST
@@ -176,10 +234,12 @@ int main(void)
     tcase_add_checked_fixture(cases, setup, NULL);
     tcase_add_test(cases, test_queue_full);
     tcase_add_test(cases, test_memory_in_turn);
+    tcase_add_test(cases, test_line_is_bounded_in_bytes);
     tcase_add_test(cases, test_admitted_is_computed);
     tcase_add_test(cases, test_line_is_drained);
     tcase_add_test(cases, test_never_fits);
     tcase_add_test(cases, test_given_up);
+    tcase_add_test(cases, test_deadline_passes_in_the_upload);
     suite_add_tcase(suite, cases);
     return suite_run(suite);
 }
