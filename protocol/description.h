@@ -18,10 +18,12 @@ struct kv_limits {
     int64_t span_tokens_max;  /* rows of one request in one device batch */
     int32_t connections_max;  /* open at once, over all addresses */
     int32_t idle_seconds;     /* a silent connection is closed after this */
-    int32_t upload_seconds;   /* a body must be in after this and a second for each MiB */
-    int32_t reply_seconds;    /* a reply must be taken after this and a second for each MiB */
+    int32_t upload_seconds;   /* a body must be in after this and a second for each 256 KiB */
+    int32_t reply_seconds;    /* a reply must be taken after this and a second for each 256 KiB */
     int32_t device_seconds;   /* a batch that is with the device for longer has lost it; 0: no limit */
     int32_t drain_seconds;    /* requests in flight have so long at SIGTERM */
+    int32_t rate_seconds;     /* over every so long, bodies and replies must move at least */
+    int64_t rate_bytes;       /* so many bytes a second; 0: no such rule */
 };
 
 struct kv_rope_info {

@@ -97,7 +97,7 @@ static bool take_in_turn(struct kv_engine *engine, struct kv_job *job, uint64_t 
     while (!taken && (engine->state != KV_ENGINE_LOST || kv_engine_check_locked(engine, err)) &&
            !kv_engine_given_up(engine, job, err)) {
         taken = engine->first_waiter == &self && take_both(engine, job, body, reply);
-        if (!taken) kv_engine_watch(engine, job);
+        if (!taken) kv_engine_await_job(engine, job);
     }
     leave_line(engine, &self);
     return taken;

@@ -33,7 +33,7 @@ void kv_engine_wait(struct kv_engine *engine, pthread_cond_t *condition, int64_t
     pthread_cond_timedwait(condition, &engine->lock, &until);
 }
 
-void kv_engine_watch(struct kv_engine *engine, struct kv_job *job)
+void kv_engine_await_job(struct kv_engine *engine, struct kv_job *job)
 {
     int64_t left_us = job->deadline_us ? job->deadline_us - kv_now_us() : KV_WATCH_US;
     /* Past its deadline a job in the air is only waited for. */

@@ -71,7 +71,7 @@ bool kv_engine_given_up(struct kv_engine *engine, const struct kv_job *job, stru
 void kv_engine_wait(struct kv_engine *engine, pthread_cond_t *condition, int64_t timeout_us);
 /* Waits for job->done; not past the job's deadline, nor longer than KV_WATCH_US without a look at its caller.
  */
-void kv_engine_watch(struct kv_engine *engine, struct kv_job *job);
+void kv_engine_await_job(struct kv_engine *engine, struct kv_job *job);
 /* Memory came back: whoever is first in the line for it may fit now. */
 void kv_engine_wake_line(struct kv_engine *engine);
 

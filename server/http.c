@@ -10,15 +10,17 @@
 #include <sys/random.h>
 #include <time.h>
 
-/* Accepted beyond the limit, so that a probe can take the place of an idle connection instead of being
- * refused. */
-enum { SPARE_CONNECTIONS = 16 };
+/* Accepted by the library beyond our own limits: those that were cut are its own until their threads have
+ * seen it.
+ */
+enum { LINGERING_CONNECTIONS = 32 };
 
 /* Takes a piece of the body. */
 static enum MHD_Result take(struct kv_exchange *exchange, const char *data, size_t *bytes)
 {
     uint64_t before = exchange->received;
     exchange->received += *bytes;
+    atomic_store_explicit(&exchange->link->moved, exchange->received, memory_order_relaxed);
     if (exchange->swallowing) {
         bool enough = exchange->received > KV_SWALLOW_BYTES_MAX || kv_now_us() > exchange->swallow_until_us;
         *bytes = 0;
@@ -52,10 +54,8 @@ static enum MHD_Result begin(struct kv_exchange *exchange, const char *path)
     /* Expect without a body: were it not answered here, the library would say 100 and take for the body
      * whatever has come behind, the next request. */
     if (ok && now && exchange->announced == 0) return exchange->route->answer(exchange);
-    int64_t seconds = limits->upload_seconds;
-    if (exchange->job) {
-        seconds += (int64_t)(exchange->announced >> 20);
-    } else { /* refused, or a route that takes no body: what comes is read and dropped */
+    int64_t seconds = kv_transfer_seconds(limits->upload_seconds, exchange->announced);
+    if (!exchange->job) { /* refused, or a route that takes no body: what comes is read and dropped */
         exchange->swallowing = true;
         exchange->swallow_until_us = kv_now_us() + KV_SWALLOW_SECONDS * 1000000LL;
         seconds = KV_SWALLOW_SECONDS;
@@ -67,7 +67,7 @@ static enum MHD_Result begin(struct kv_exchange *exchange, const char *path)
 static enum MHD_Result finish(struct kv_exchange *exchange)
 {
     if (!kv_link_enter(exchange->link, KV_LINK_WORK, 0, NULL)) return MHD_NO;
-    if (exchange->err.fault != KV_OK) return kv_reply_error(exchange, false);
+    if (exchange->err.fault != KV_OK) return kv_reply_error(exchange, exchange->link->spare);
     return exchange->route->answer(exchange);
 }
 
@@ -133,7 +133,7 @@ static void note_end(struct kv_exchange *exchange, enum MHD_RequestTerminationCo
         kv_fail(&exchange->err, KV_CLIENT_GONE,
                 cut ? "the reply was not taken in time" : "the reply was not taken");
     } else if (cut || how == MHD_REQUEST_TERMINATED_TIMEOUT_REACHED) {
-        kv_late_upload_error(exchange->http, &exchange->err);
+        kv_late_upload_error(exchange, &exchange->err);
         if (cut)
             exchange->status = kv_http_status(kv_fault_info(exchange->err.fault)->kind); /* by who cut it */
     } else {
@@ -179,7 +179,8 @@ static void complete(void *cls, struct MHD_Connection *connection, void **contex
 static void notify(void *cls, struct MHD_Connection *connection, void **context,
                    enum MHD_ConnectionNotificationCode what)
 {
-    struct kv_http *http = cls;
+    const struct kv_door *door = cls;
+    struct kv_http *http = door->http;
     if (what == MHD_CONNECTION_NOTIFY_CLOSED) {
         if (*context) atomic_fetch_sub(&http->metrics.connections, 1);
         kv_link_close(*context);
@@ -189,7 +190,7 @@ static void notify(void *cls, struct MHD_Connection *connection, void **context,
     const union MHD_ConnectionInfo *info =
         MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
     int64_t idle_us = kv_engine_limits(http->options.engine)->idle_seconds * 1000000LL;
-    *context = info ? kv_link_open(&http->links, info->connect_fd, kv_now_us() + 2 * idle_us) : NULL;
+    *context = info ? kv_link_open(door->links, info->connect_fd, kv_now_us() + 2 * idle_us) : NULL;
     if (*context) atomic_fetch_add(&http->metrics.connections, 1);
 }
 
@@ -221,19 +222,31 @@ static size_t keep(void *cls, struct MHD_Connection *connection, char *text)
 
 /* Not strict for clients: a strict library refuses some requests itself, with a page instead of our JSON.
  * server/http_checks.c refuses the same. */
-static struct MHD_Daemon *start(struct kv_http *http, const struct kv_listener *listener)
+static struct MHD_Daemon *start(struct kv_door *door, const struct kv_listener *listener)
 {
+    struct kv_http *http = door->http;
     const struct kv_limits *limits = kv_engine_limits(http->options.engine);
+    const struct kv_links_limits *links = &door->links->limits;
     return MHD_start_daemon(
         MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_THREAD_PER_CONNECTION | MHD_USE_POLL | MHD_USE_ITC |
             MHD_USE_ERROR_LOG,
         0, NULL, NULL, handle, http, MHD_OPTION_EXTERNAL_LOGGER, log_library, NULL, MHD_OPTION_LISTEN_SOCKET,
-        listener->fd, MHD_OPTION_NOTIFY_COMPLETED, complete, http, MHD_OPTION_NOTIFY_CONNECTION, notify, http,
+        listener->fd, MHD_OPTION_NOTIFY_COMPLETED, complete, http, MHD_OPTION_NOTIFY_CONNECTION, notify, door,
         MHD_OPTION_UNESCAPE_CALLBACK, keep, NULL, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
         (size_t)KV_CONNECTION_BYTES, MHD_OPTION_CONNECTION_LIMIT,
-        (unsigned int)limits->connections_max + SPARE_CONNECTIONS, MHD_OPTION_CONNECTION_TIMEOUT,
-        (unsigned int)limits->idle_seconds, MHD_OPTION_THREAD_STACK_SIZE, (size_t)KV_STACK_BYTES,
-        MHD_OPTION_STRICT_FOR_CLIENT, 0, MHD_OPTION_END);
+        (unsigned int)(links->count_max + links->spares_max + LINGERING_CONNECTIONS),
+        MHD_OPTION_CONNECTION_TIMEOUT, (unsigned int)limits->idle_seconds, MHD_OPTION_THREAD_STACK_SIZE,
+        (size_t)KV_STACK_BYTES, MHD_OPTION_STRICT_FOR_CLIENT, 0, MHD_OPTION_END);
+}
+
+static bool open_links(struct kv_http *http)
+{
+    const struct kv_limits *limits = kv_engine_limits(http->options.engine);
+    struct kv_links_limits links = {limits->connections_max, KV_SPARE_CONNECTIONS, limits->rate_seconds,
+                                    limits->rate_bytes};
+    if (!kv_links_open(&http->links, &links, kv_late_upload_answer)) return false;
+    links.count_max = KV_ADMIN_CONNECTIONS;
+    return !http->options.last_is_admin || kv_links_open(&http->admin_links, &links, kv_late_upload_answer);
 }
 
 bool kv_http_open(struct kv_http **out, const struct kv_http_options *options, struct kv_error *err)
@@ -245,13 +258,15 @@ bool kv_http_open(struct kv_http **out, const struct kv_http_options *options, s
     http->metrics.started = time(NULL);
     if (getrandom(&http->id_seed, sizeof http->id_seed, GRND_NONBLOCK) < 0)
         http->id_seed = (uint64_t)kv_now_us();
-    bool ok = kv_links_open(&http->links, kv_engine_limits(options->engine)->connections_max,
-                            kv_late_upload_answer) ||
+    bool ok = open_links(http) ||
               kv_fail(err, KV_INTERNAL, "the thread that watches connections cannot be started");
     for (int32_t i = 0; ok && i < options->listeners; i++) {
-        http->daemon[i] = start(http, &options->listener[i]);
-        ok = http->daemon[i] || kv_fail(err, KV_INTERNAL, "no thread or memory to serve %s: %s",
-                                        options->listener[i].url, strerror(errno));
+        bool admin = options->last_is_admin && i == options->listeners - 1;
+        struct kv_door *door = &http->door[i];
+        *door = (struct kv_door){.http = http, .links = admin ? &http->admin_links : &http->links};
+        door->daemon = start(door, &options->listener[i]);
+        ok = door->daemon || kv_fail(err, KV_INTERNAL, "no thread or memory to serve %s: %s",
+                                     options->listener[i].url, strerror(errno));
     }
     if (ok)
         *out = http;
@@ -271,13 +286,16 @@ void kv_http_retire(struct kv_http *http)
     atomic_store(&http->retired, true);
 }
 
+static void quiesce(struct kv_http *http, int32_t i)
+{
+    if (http->door[i].daemon) MHD_quiesce_daemon(http->door[i].daemon);
+    /* A quiesced socket still accepts into its backlog, where clients would hang. */
+    kv_listener_shut(&http->options.listener[i]);
+}
+
 void kv_http_quiesce(struct kv_http *http)
 {
-    for (int32_t i = 0; i < http->options.listeners; i++) {
-        if (http->daemon[i]) MHD_quiesce_daemon(http->daemon[i]);
-        /* A quiesced socket still accepts into its backlog, where clients would hang. */
-        kv_listener_shut(&http->options.listener[i]);
-    }
+    for (int32_t i = 0; i < http->options.listeners - http->options.last_is_admin; i++) quiesce(http, i);
 }
 
 void kv_http_abandon(struct kv_http *http)
@@ -295,10 +313,11 @@ void kv_http_close(struct kv_http *http)
 {
     if (!http) return;
     /* A daemon that was not quiesced would close the listener's socket, which is not its own. */
-    kv_http_quiesce(http);
+    for (int32_t i = 0; i < http->options.listeners; i++) quiesce(http, i);
     kv_links_cut(&http->links, KV_LINK_REPLY);
     for (int32_t i = 0; i < http->options.listeners; i++)
-        if (http->daemon[i]) MHD_stop_daemon(http->daemon[i]);
+        if (http->door[i].daemon) MHD_stop_daemon(http->door[i].daemon);
     kv_links_close(&http->links);
+    if (http->options.last_is_admin) kv_links_close(&http->admin_links);
     free(http);
 }

@@ -15,6 +15,8 @@ struct kv_http_options {
     int32_t listeners;
     const char *model;   /* name, borrowed */
     const char *version; /* of the program, borrowed */
+    bool last_is_admin;  /* the last listener serves /health, /ready and /metrics alone, whatever the others
+                            hold */
 };
 
 /* Begins to serve at once: /health says yes, /ready no, until the engine is ready. */
@@ -27,7 +29,8 @@ void kv_http_describe(struct kv_http *http, const struct kv_description *descrip
 
 /* /ready says draining from here on; requests are still served. */
 void kv_http_retire(struct kv_http *http);
-/* Refuses new connections. Answers on old ones say Connection: close once the engine drains. */
+/* Refuses new connections, but for the admin listener's. Answers on old ones say Connection: close once the
+ * engine drains. */
 void kv_http_quiesce(struct kv_http *http);
 /* Uploads still on their way are answered with draining and cut. */
 void kv_http_abandon(struct kv_http *http);

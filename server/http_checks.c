@@ -128,6 +128,19 @@ static bool check_timeout(struct kv_exchange *exchange, const char *text, int64_
     return true;
 }
 
+/* At the limit of connections only probes are answered on one more. */
+static bool check_place(struct kv_exchange *exchange)
+{
+    int32_t most = kv_engine_limits(exchange->http->options.engine)->connections_max;
+    if (!exchange->link->spare || exchange->route->reach == KV_REACH_PROBE) return true;
+    kv_fail_values(&exchange->err, KV_QUEUE_FULL, "--max-connections", kv_integer(most), kv_integer(most + 1),
+                   "all connections that may be open are busy");
+    kv_error_hint(&exchange->err,
+                  "Keep connections alive instead of opening one for each request, or start the "
+                  "daemon with a larger --max-connections.");
+    return false;
+}
+
 /* What every route asks for. */
 static bool check_common(struct kv_exchange *exchange, const struct framing *framing, const char *path)
 {
@@ -137,7 +150,7 @@ static bool check_common(struct kv_exchange *exchange, const struct framing *fra
         return kv_fail_values(err, KV_HEADER_INVALID, "Host", kv_integer(1), kv_integer(framing->hosts),
                               "a request over HTTP/1.1 has one Host header");
     kv_route_find(exchange, path, exchange->method);
-    if (err->fault != KV_OK) return false;
+    if (err->fault != KV_OK || !check_place(exchange)) return false;
     if (framing->encodings > 1 || (framing->encoding && strcasecmp(framing->encoding, "identity") != 0))
         return kv_fail_values(err, KV_MEDIA_TYPE_UNSUPPORTED, "Content-Encoding", kv_text("identity"),
                               kv_text(framing->encoding), "the body is encoded");

@@ -11,14 +11,23 @@
 enum {
     KV_CONNECTION_BYTES = 128 * 1024, /* libmicrohttpd clears this much for every request on a connection */
     KV_STACK_BYTES = 512 * 1024,      /* of a connection's thread */
+    KV_SPARE_CONNECTIONS = 16,        /* beyond connections_max, for probes */
+    KV_ADMIN_CONNECTIONS = 64,        /* of the admin listener */
     KV_SWALLOW_BYTES_MAX = 256 << 20, /* of a refused body, read so that the client can hear the refusal */
     KV_SWALLOW_SECONDS = 5
 };
 
+/* A listener and whose limits its connections count against. */
+struct kv_door {
+    struct kv_http *http;
+    struct kv_links *links;
+    struct MHD_Daemon *daemon;
+};
+
 struct kv_http {
     struct kv_http_options options;
-    struct MHD_Daemon *daemon[KV_LISTENERS_MAX];
-    struct kv_links links;
+    struct kv_door door[KV_LISTENERS_MAX + 1]; /* one for each listener */
+    struct kv_links links, admin_links;        /* those of the admin listener have places of their own */
     struct kv_metrics metrics;
     _Atomic int32_t exchanges; /* requests between their head and their completion */
 
@@ -32,6 +41,13 @@ struct kv_http {
 
 struct kv_exchange;
 
+/* Where a route is served. */
+enum kv_reach {
+    KV_REACH_PUBLIC, /* not on the admin listener */
+    KV_REACH_ADMIN,  /* there, too */
+    KV_REACH_PROBE   /* and on connections beyond the limit */
+};
+
 /* A row of the route table. `answer` is called when the body is in. */
 struct kv_route {
     const char *path; /* exact, or up to its '*' */
@@ -39,6 +55,7 @@ struct kv_route {
     const char *label; /* in log and metrics */
     enum MHD_Result (*answer)(struct kv_exchange *exchange);
     bool takes_body;
+    enum kv_reach reach;
 };
 
 struct kv_exchange {
@@ -83,6 +100,11 @@ bool kv_materialize_admit(struct kv_exchange *exchange, int64_t deadline_us);
 enum MHD_Result kv_materialize_answer(struct kv_exchange *exchange);
 void kv_job_end(void *of); /* releases and frees; NULL is fine */
 
+/* Seconds that a body or a reply of this size may be on its way: as many to begin with, and one for each 256
+ * KiB.
+ */
+int64_t kv_transfer_seconds(int32_t first_seconds, uint64_t bytes);
+
 /* http_reply.c: all queue the answer. */
 enum MHD_Result kv_reply_error(struct kv_exchange *exchange, bool close);
 enum MHD_Result kv_reply_text(struct kv_exchange *exchange, const char *content_type, char *text /* freed */);
@@ -90,7 +112,7 @@ enum MHD_Result kv_reply_send(struct kv_exchange *exchange, int status, const ch
                               struct MHD_Response *response);
 const char *kv_reason(int status);
 /* Why an upload that is cut was cut; what err says already stays. */
-void kv_late_upload_error(const struct kv_http *http, struct kv_error *err);
+void kv_late_upload_error(const struct kv_exchange *exchange, struct kv_error *err);
 size_t kv_late_upload_answer(const void *of, char *to, size_t room); /* a kv_late_answer */
 
 #endif

@@ -1,10 +1,12 @@
-/* Open connections and their deadlines. The HTTP library only knows timeouts of silence: a client that
- * trickles a byte a second would hold memory for ever. One thread looks at all connections and cuts the late
- * ones. */
+/* Open connections, their places and their deadlines. The HTTP library only knows timeouts of silence: a
+ * client that trickles a byte a second would hold memory for ever. One thread looks at all connections and
+ * cuts the late ones and the slow ones. What comes beyond the limit of connections is let in as a spare, on
+ * which only probes are answered. */
 #ifndef KV_SERVER_HTTP_LINKS_H
 #define KV_SERVER_HTTP_LINKS_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -31,21 +33,35 @@ enum kv_cut {
 
 struct kv_links;
 
+/* Zeros: no such limit. */
+struct kv_links_limits {
+    int32_t count_max; /* with a place of their own; one more takes that of the one that has been idle longest
+                        */
+    int32_t spares_max;   /* beyond, while none is idle; one more takes that of the oldest spare */
+    int32_t rate_seconds; /* over so long, bodies and replies move at least */
+    int64_t rate_bytes;   /* so many bytes a second */
+};
+
 struct kv_link {
     struct kv_links *links;
     struct kv_link *next, *previous;
     int fd;
     enum kv_link_phase phase;
     int64_t deadline_us;
-    const void *exchange; /* whose body is on its way, in KV_LINK_UPLOAD */
+    const void *exchange;   /* whose body is on its way, in KV_LINK_UPLOAD */
+    _Atomic uint64_t moved; /* bytes of that body that are in; told by its thread */
+    _Atomic bool spare;     /* has no place of its own */
+
+    int64_t window_us; /* when the rate is looked at next; 0: it has not been looked at in this phase */
+    uint64_t window_moved;
 };
 
 /* Writes the whole answer to an exchange whose body is late, at most `room` bytes, and returns how many. */
 typedef size_t kv_late_answer(const void *exchange, char *to, size_t room);
 
 struct kv_links {
-    int32_t count, count_max; /* one more cuts the connection that has been idle longest, or else the new one
-                               */
+    struct kv_links_limits limits;
+    int32_t places, spares; /* taken by links that are not cut */
     kv_late_answer *late_answer;
     pthread_mutex_t lock;
     pthread_cond_t wake;
@@ -55,7 +71,7 @@ struct kv_links {
     uint64_t cuts[KV_CUT_COUNT]; /* since the start */
 };
 
-bool kv_links_open(struct kv_links *links, int32_t count_max, kv_late_answer *late_answer)
+bool kv_links_open(struct kv_links *links, const struct kv_links_limits *limits, kv_late_answer *late_answer)
     __attribute__((warn_unused_result));
 void kv_links_close(struct kv_links *links); /* every link is closed before */
 
@@ -63,8 +79,8 @@ void kv_links_close(struct kv_links *links); /* every link is closed before */
 struct kv_link *kv_link_open(struct kv_links *links, int fd, int64_t deadline_us);
 void kv_link_close(struct kv_link *link); /* NULL is fine */
 
-/* Enters a phase with a deadline (0: none); `exchange` is for KV_LINK_UPLOAD. False: the link was cut
- * already. */
+/* Enters a phase with a deadline (0: none); `exchange` is for KV_LINK_UPLOAD. A spare that begins a request
+ * gets a place where there is one again. False: the link was cut already. */
 bool kv_link_enter(struct kv_link *link, enum kv_link_phase phase, int64_t deadline_us, const void *exchange);
 /* Cuts a link now, with the answer of a late upload where it is in that phase. */
 void kv_link_cut(struct kv_link *link);

@@ -56,11 +56,15 @@ const char *kv_reason(int status)
     return "Unknown";
 }
 
-/* A reader may take this long for so many bytes. */
+int64_t kv_transfer_seconds(int32_t first_seconds, uint64_t bytes)
+{
+    return first_seconds + (int64_t)(bytes >> 18);
+}
+
 static int64_t reply_deadline_us(const struct kv_exchange *exchange)
 {
     const struct kv_limits *limits = kv_engine_limits(exchange->http->options.engine);
-    return kv_now_us() + ((int64_t)limits->reply_seconds + (int64_t)(exchange->reply_bytes >> 20)) * 1000000;
+    return kv_now_us() + kv_transfer_seconds(limits->reply_seconds, exchange->reply_bytes) * 1000000;
 }
 
 enum MHD_Result kv_reply_send(struct kv_exchange *exchange, int status, const char *content_type,
@@ -115,13 +119,17 @@ enum MHD_Result kv_reply_error(struct kv_exchange *exchange, bool close)
     return kv_reply_send(exchange, status, "application/json", response);
 }
 
-void kv_late_upload_error(const struct kv_http *http, struct kv_error *err)
+void kv_late_upload_error(const struct kv_exchange *exchange, struct kv_error *err)
 {
+    bool announced = exchange->announced != UINT64_MAX; /* else the body is chunked */
     if (err->fault != KV_OK) return;
-    if (atomic_load(&http->abandoned))
+    if (atomic_load(&exchange->http->abandoned))
         kv_fail(err, KV_DRAINING, "the daemon stopped before the body was in");
     else
-        kv_fail(err, KV_UPLOAD_TIMEOUT, "the body did not arrive in time");
+        kv_fail_values(err, KV_UPLOAD_TIMEOUT, announced ? "Content-Length" : "Transfer-Encoding",
+                       announced ? kv_integer((int64_t)exchange->announced) : kv_none(),
+                       kv_integer((int64_t)atomic_load(&exchange->link->moved)),
+                       "the bytes of the body did not arrive in time");
 }
 
 /* Written to the socket as it is, since the HTTP library takes no answer in the middle of a body: the refusal
@@ -130,7 +138,7 @@ size_t kv_late_upload_answer(const void *of, char *to, size_t room)
 {
     const struct kv_exchange *exchange = of;
     struct kv_error err = exchange->err;
-    kv_late_upload_error(exchange->http, &err);
+    kv_late_upload_error(exchange, &err);
     int status = kv_http_status(kv_fault_info(err.fault)->kind);
     char *text = kv_error_encode(&err, status, kv_reason(status), exchange->id);
     int bytes = snprintf(to, room,

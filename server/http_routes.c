@@ -89,14 +89,14 @@ static enum MHD_Result answer_nothing(struct kv_exchange *exchange)
 }
 
 static const struct kv_route table[] = {
-    {"", "", "", "none", answer_nothing, false}, /* the first: no route at all */
-    {"/health", "GET", "GET, HEAD", "health", answer_health, false},
-    {"/ready", "GET", "GET, HEAD", "ready", answer_ready, false},
-    {"/v1/model", "GET", "GET, HEAD", "model", answer_model, false},
-    {"/v1/errors", "GET", "GET, HEAD", "errors", answer_catalogue, false},
-    {"/v1/errors/*", "GET", "GET, HEAD", "error", answer_catalogue_row, false},
-    {"/metrics", "GET", "GET, HEAD", "metrics", answer_metrics, false},
-    {"/v1/materialize", "POST", "POST", "materialize", kv_materialize_answer, true},
+    {"", "", "", "none", answer_nothing, false, KV_REACH_PUBLIC}, /* the first: no route at all */
+    {"/health", "GET", "GET, HEAD", "health", answer_health, false, KV_REACH_PROBE},
+    {"/ready", "GET", "GET, HEAD", "ready", answer_ready, false, KV_REACH_PROBE},
+    {"/v1/model", "GET", "GET, HEAD", "model", answer_model, false, KV_REACH_PUBLIC},
+    {"/v1/errors", "GET", "GET, HEAD", "errors", answer_catalogue, false, KV_REACH_PUBLIC},
+    {"/v1/errors/*", "GET", "GET, HEAD", "error", answer_catalogue_row, false, KV_REACH_PUBLIC},
+    {"/metrics", "GET", "GET, HEAD", "metrics", answer_metrics, false, KV_REACH_ADMIN},
+    {"/v1/materialize", "POST", "POST", "materialize", kv_materialize_answer, true, KV_REACH_PUBLIC},
 };
 _Static_assert(sizeof table / sizeof table[0] <= KV_ROUTES_MAX, "the metrics count this many routes");
 
@@ -118,9 +118,10 @@ static bool fits(const char *pattern, const char *path, const char **rest)
 
 void kv_route_find(struct kv_exchange *exchange, const char *path, const char *method)
 {
+    bool admin = exchange->link->links == &exchange->http->admin_links;
     for (size_t i = 1; i < sizeof table / sizeof table[0]; i++) {
         const char *rest = "";
-        if (!fits(table[i].path, path, &rest)) continue;
+        if ((admin && table[i].reach == KV_REACH_PUBLIC) || !fits(table[i].path, path, &rest)) continue;
         exchange->route = &table[i];
         exchange->route_index = (int32_t)i;
         snprintf(exchange->rest, sizeof exchange->rest, "%s", rest);

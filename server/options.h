@@ -10,12 +10,13 @@ struct kv_options {
     const char *model;
     const char *listen[KV_LISTENERS_MAX];
     int32_t listens;
-    char listen_text[1024]; /* what `listen` points into where it comes from the environment */
+    char listen_text[1024];   /* what `listen` points into where it comes from the environment */
+    const char *admin_listen; /* NULL: none */
     const char *device, *name;
-    int64_t max_position, max_tokens, max_body, pool_bytes, max_queue, max_batch_tokens, batch_delay_us,
-        spin_us;
-    double rope_theta, rope_attention_factor;           /* 0 and -1: from the config */
-    int64_t drain_timeout, drain_grace, device_timeout; /* seconds */
+    int64_t max_position, max_tokens, max_body, pool_bytes, max_queue, max_connections, max_batch_tokens,
+        batch_delay_us, spin_us;
+    double rope_theta, rope_attention_factor;                         /* 0 and -1: from the config */
+    int64_t drain_timeout, drain_grace, idle_timeout, device_timeout; /* seconds */
     bool tune, log_json, check, version, help;
 };
 

@@ -303,7 +303,7 @@ static void wait_in_queue(struct kv_engine *engine, struct kv_job *job)
     pthread_cond_signal(&engine->work);
     while (!finished(job)) {
         struct kv_error why = {0};
-        kv_engine_watch(engine, job);
+        kv_engine_await_job(engine, job);
         if (job->queued && is_dropped(engine, job, &why)) fail_queued(engine, job, &why);
     }
 }

@@ -11,12 +11,12 @@
 #include <sys/resource.h>
 
 enum {
-    CONNECTIONS_MAX = 512,
-    OTHER_DESCRIPTORS = 128 + 16 * KV_LISTENERS_MAX,
-    IDLE_SECONDS = 60,
+    OTHER_DESCRIPTORS = 192 + 16 * KV_LISTENERS_MAX,
     UPLOAD_SECONDS = 30,
     REPLY_SECONDS = 30,
-    LOST_SECONDS = 1, /* for answers to reach those who asked, where nothing more will be computed */
+    RATE_SECONDS = 10,
+    RATE_BYTES = 64 << 10, /* a second */
+    LOST_SECONDS = 1,      /* for answers to reach those who asked, where nothing more will be computed */
     ABANDON_SECONDS = 1,
     STOP_SECONDS = 10 /* what stopping takes beside the drain, at most */
 };
@@ -32,17 +32,19 @@ static void name_model(const struct kv_options *options, char to[256])
 
 /* As many connections as there are descriptors for, beside those of listeners, files, a device and the log;
  * where they are short, a quarter of them. */
-static int32_t connections_that_fit(void)
+static int32_t connections_that_fit(const struct kv_options *options)
 {
     struct rlimit files;
-    if (getrlimit(RLIMIT_NOFILE, &files) != 0) return CONNECTIONS_MAX;
+    int32_t wanted = (int32_t)options->max_connections;
+    if (getrlimit(RLIMIT_NOFILE, &files) != 0) return wanted;
     if (files.rlim_cur < files.rlim_max) {
         files.rlim_cur = files.rlim_max;
-        if (setrlimit(RLIMIT_NOFILE, &files) != 0 && getrlimit(RLIMIT_NOFILE, &files) != 0)
-            return CONNECTIONS_MAX;
+        if (setrlimit(RLIMIT_NOFILE, &files) != 0 && getrlimit(RLIMIT_NOFILE, &files) != 0) return wanted;
     }
-    if (files.rlim_cur >= CONNECTIONS_MAX + OTHER_DESCRIPTORS) return CONNECTIONS_MAX;
-    return files.rlim_cur >= 8 ? (int32_t)(files.rlim_cur / 4) : 2;
+    if (files.rlim_cur >= (rlim_t)wanted + OTHER_DESCRIPTORS) return wanted;
+    int32_t fit = files.rlim_cur >= 8 ? (int32_t)(files.rlim_cur / 4) : 2;
+    if (files.rlim_cur >= 2 * OTHER_DESCRIPTORS) fit = (int32_t)files.rlim_cur - OTHER_DESCRIPTORS;
+    return fit < wanted ? fit : wanted;
 }
 
 static struct kv_limits limits_of(const struct kv_options *options)
@@ -53,12 +55,14 @@ static struct kv_limits limits_of(const struct kv_options *options)
         .pool_bytes = (uint64_t)options->pool_bytes, /* 0: the device says */
         .queue_max = (int32_t)options->max_queue,
         .batch_tokens_max = options->max_batch_tokens,
-        .connections_max = connections_that_fit(),
-        .idle_seconds = IDLE_SECONDS,
+        .connections_max = connections_that_fit(options),
+        .idle_seconds = (int32_t)options->idle_timeout,
         .upload_seconds = UPLOAD_SECONDS,
         .reply_seconds = REPLY_SECONDS,
         .device_seconds = (int32_t)options->device_timeout,
         .drain_seconds = (int32_t)options->drain_timeout,
+        .rate_seconds = RATE_SECONDS,
+        .rate_bytes = RATE_BYTES,
     };
 }
 
@@ -244,6 +248,9 @@ static enum kv_exit start(struct kv_service *service)
     for (int32_t i = 0; i < options->listens; i++)
         if (!kv_listener_open(&service->listener[i], options->listen[i], &err))
             return fail_start(&err, KV_EXIT_ADDRESS);
+    struct kv_listener *admin = &service->listener[options->listens];
+    if (options->admin_listen && !kv_listener_open(admin, options->admin_listen, &err))
+        return fail_start(&err, KV_EXIT_ADDRESS);
     const struct kv_engine_options engine_options = {limits_of(options), options->batch_delay_us,
                                                      options->spin_us};
     service->engine = kv_engine_open(&engine_options);
@@ -251,15 +258,28 @@ static enum kv_exit start(struct kv_service *service)
         kv_fail(&err, KV_INTERNAL, "no memory for the engine");
         return fail_start(&err, KV_EXIT_DEVICE);
     }
-    const struct kv_http_options http_options = {service->engine, service->listener, options->listens,
-                                                 service->name, kv_version};
+    const struct kv_http_options http_options = {
+        .engine = service->engine,
+        .listener = service->listener,
+        .listeners = options->listens + (options->admin_listen != NULL),
+        .last_is_admin = options->admin_listen != NULL,
+        .model = service->name,
+        .version = kv_version,
+    };
     if (!kv_http_open(&service->http, &http_options, &err)) return fail_start(&err, KV_EXIT_DEVICE);
     for (int32_t i = 0; i < options->listens; i++)
         kv_log(KV_LOG_INFO, "kvmatd %s listening on %s", kv_version, service->listener[i].url);
-    if (engine_options.limits.connections_max < CONNECTIONS_MAX)
-        kv_log(KV_LOG_WARNING,
-               "only %d connections at once: the limit of open files (ulimit -n) allows no more",
-               engine_options.limits.connections_max);
+    if (options->admin_listen)
+        kv_log(KV_LOG_INFO, "/health, /ready and /metrics alone are served on %s, too", admin->url);
+    int32_t connections = engine_options.limits.connections_max;
+    if (connections < options->max_connections)
+        kv_log(
+            KV_LOG_WARNING,
+            "only %d connections at once instead of %d: the limit of open files (ulimit -n) allows no more",
+            connections, (int32_t)options->max_connections);
+    else
+        kv_log(KV_LOG_INFO, "at most %d connections at once, silent ones are closed after %d s", connections,
+               engine_options.limits.idle_seconds);
     return KV_EXIT_OK;
 }
 
@@ -279,7 +299,7 @@ enum kv_exit kv_service_run(const struct kv_options *options, const struct kv_ba
     if (!service) return KV_EXIT_DEVICE;
     service->options = options;
     service->backends = backends;
-    for (int32_t i = 0; i < KV_LISTENERS_MAX; i++) service->listener[i].fd = -1;
+    for (int32_t i = 0; i <= KV_LISTENERS_MAX; i++) service->listener[i].fd = -1;
     name_model(options, service->name);
     kv_findings_init(&service->findings);
     block_signals(&service->signals);
@@ -296,7 +316,7 @@ enum kv_exit kv_service_run(const struct kv_options *options, const struct kv_ba
         if (service->lost) result = KV_EXIT_DEVICE;
     }
     if (!*left_behind) kv_http_close(service->http);
-    for (int32_t i = 0; i < KV_LISTENERS_MAX; i++) kv_listener_close(&service->listener[i]);
+    for (int32_t i = 0; i <= KV_LISTENERS_MAX; i++) kv_listener_close(&service->listener[i]);
     kv_pulse_close(&service->pulse);
     kv_notify_close(&service->notify);
     if (*left_behind)

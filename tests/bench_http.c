@@ -218,7 +218,7 @@ static void serve_and_measure(struct kv_engine *engine, struct kv_listener *list
         int rounds;
     } sizes[] = {{1, 3000}, {16, 3000}, {512, 300}, {2340, 60}, {8192, 20}};
     static const float eps[5] = {1e-6f, 1e-6f, 1e-6f, 1e-6f, 1e-6f};
-    const struct kv_http_options options = {engine, listener, 1, "bench", "bench"};
+    const struct kv_http_options options = {engine, listener, 1, "bench", "bench", false};
     const struct kv_description description = {
         .name = "bench", .fingerprint = "00000000000000000000000000000000", .geometry = geometry, .eps = eps};
     struct kv_http *http = NULL;

@@ -29,6 +29,8 @@ struct kv_engine *engine_rig_open_cold(struct kv_engine_options options)
     if (!limits->idle_seconds) limits->idle_seconds = 60;
     if (!limits->upload_seconds) limits->upload_seconds = 30;
     if (!limits->reply_seconds) limits->reply_seconds = 30;
+    if (!limits->rate_seconds) limits->rate_seconds = 10;
+    if (!limits->rate_bytes) limits->rate_bytes = 65536;
     struct kv_engine *engine = kv_engine_open(&options);
     if (!engine) abort();
     return engine;

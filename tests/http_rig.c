@@ -26,7 +26,7 @@ void http_rig_open_cold(struct http_rig *rig, struct kv_engine_options options)
     snprintf(path, sizeof path, "unix:/tmp/kvmat_http_%d.sock", (int)getpid());
     must(kv_listener_open(&rig->listener[0], "127.0.0.1:0", &err), err.message);
     must(kv_listener_open(&rig->listener[1], path, &err), err.message);
-    const struct kv_http_options http = {rig->engine, rig->listener, 2, "rig", "test"};
+    const struct kv_http_options http = {rig->engine, rig->listener, 2, "rig", "test", false};
     for (int i = 0; i < 8; i++) rig->eps[i] = 1e-6f;
     rig->description = (struct kv_description){.name = "rig",
                                                .fingerprint = "0123456789abcdef0123456789abcdef",

@@ -30,6 +30,9 @@ START_TEST(test_defaults)
     ck_assert_int_eq(options.max_tokens, 16384);
     ck_assert_int_eq(options.max_body, 536870912);
     ck_assert_int_eq(options.max_queue, 256);
+    ck_assert_int_eq(options.max_connections, 1024);
+    ck_assert_int_eq(options.idle_timeout, 60);
+    ck_assert_ptr_null(options.admin_listen);
     ck_assert_int_eq(options.max_batch_tokens, 8192);
     ck_assert_int_eq(options.batch_delay_us, 0);
     ck_assert_int_eq(options.spin_us, -1); /* what the device says */
@@ -92,6 +95,9 @@ START_TEST(test_wrong)
         {"--max-tokens", ""},
         {"--max-tokens", " 5"},
         {"--max-tokens", "1e3"},
+        {"--max-connections", "0"},
+        {"--idle-timeout", "0"},
+        {"--admin-listen", ""},
         {"--max-queue", "0"},
         {"--max-body", "5TiB"},
         {"--max-body", "1"},
