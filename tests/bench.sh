@@ -18,6 +18,8 @@ env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE "$build/tests/bench_cpu" "$@"
 echo
 "$build/tests/bench_http" "$@"
 echo
+"$build/tests/bench_pressure" "$@"
+echo
 "$build/kvmat" make-model --layers 5 --hidden 4096 --kv-heads 8 --head-dim 128 "$scratch/model" >/dev/null
 sync "$scratch/model/model.safetensors" # writing it back must not run beside what is measured
 "$build/tests/bench_load" "$scratch/model" "$@"
