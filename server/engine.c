@@ -119,10 +119,10 @@ bool kv_engine_start(struct kv_engine *engine, const struct kv_backend_ops *ops,
     if (!make_flights(engine, err)) return false;
     if (!ops->alloc(backend, (size_t)limits->pool_bytes, &engine->slab, &host, err)) return false;
     engine->slab_host = host;
-    /* Each job holds at most two ranges, and connections bound the jobs; twice that, to be safe at their
-     * ends. */
+    /* Each job holds at most two ranges, and connections bound the jobs; twice that and many more, since one
+     * that was cut has given its place away before its memory. */
     pthread_mutex_lock(&engine->lock);
-    bool kept = kv_pool_open(&engine->pool, limits->pool_bytes, 4 * limits->connections_max + 4);
+    bool kept = kv_pool_open(&engine->pool, limits->pool_bytes, 4 * limits->connections_max + 1024);
     pthread_mutex_unlock(&engine->lock);
     if (!kept) return kv_fail(err, KV_DEVICE_OUT_OF_MEMORY, "no memory for the pool's book");
     for (int64_t rows = 1;; rows = limits->span_tokens_max) {

@@ -30,8 +30,8 @@ static void name_model(const struct kv_options *options, char to[256])
     free(path);
 }
 
-/* As many connections as there are descriptors for, beside those of listeners, files, a device and the log;
- * where they are short, a quarter of them. */
+/* As many connections as are asked for, or as there are descriptors for, beside those of listeners, spare
+ * connections, files, a device and the log; where they are few, a quarter of them. */
 static int32_t connections_that_fit(const struct kv_options *options)
 {
     struct rlimit files;

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CONNECTION_BYTES = 128 * 1024, STACK_BYTES = 512 * 1024, PIECE_BYTES = 128 * 1024 };
+enum { CONNECTION_BYTES = 64 * 1024, STACK_BYTES = 512 * 1024, PIECE_BYTES = 128 * 1024 };
 
 struct bare_http {
     struct MHD_Daemon *daemon;
