@@ -9,7 +9,7 @@
 #include <microhttpd.h>
 
 enum {
-    KV_CONNECTION_BYTES = 64 * 1024, /* libmicrohttpd clears this much for every request on a connection */
+    KV_CONNECTION_BYTES = 64 * 1024,  /* libmicrohttpd clears this much for every request on a connection */
     KV_STACK_BYTES = 512 * 1024,      /* of a connection's thread */
     KV_SPARE_CONNECTIONS = 16,        /* beyond connections_max, for probes */
     KV_ADMIN_CONNECTIONS = 64,        /* of the admin listener */
