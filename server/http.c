@@ -134,7 +134,7 @@ static void note_end(struct kv_exchange *exchange, enum MHD_RequestTerminationCo
                 cut ? "the reply was not taken in time" : "the reply was not taken");
     } else if (cut || how == MHD_REQUEST_TERMINATED_TIMEOUT_REACHED) {
         kv_late_upload_error(exchange, &exchange->err);
-        if (cut)
+        if (cut && !exchange->link->tls)
             exchange->status = kv_http_status(kv_fault_info(exchange->err.fault)->kind); /* by who cut it */
     } else {
         kv_fail(&exchange->err, KV_CLIENT_GONE, "the connection closed before an answer");
@@ -190,7 +190,9 @@ static void notify(void *cls, struct MHD_Connection *connection, void **context,
     const union MHD_ConnectionInfo *info =
         MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
     int64_t idle_us = kv_engine_limits(http->options.engine)->idle_seconds * 1000000LL;
-    *context = info ? kv_link_open(door->links, info->connect_fd, kv_now_us() + 2 * idle_us) : NULL;
+    *context = info ? kv_link_open(door->links, info->connect_fd, kv_tls_is_spoken(connection),
+                                   kv_now_us() + 2 * idle_us)
+                    : NULL;
     if (*context) atomic_fetch_add(&http->metrics.connections, 1);
 }
 
@@ -204,6 +206,8 @@ static void log_library(void *cls, const char *format, va_list arguments)
     static _Atomic int32_t lines;
     char message[256];
     (void)cls;
+    /* A handshake that came to nothing: said of every port scan, and of the daemon's own watchdog. */
+    if (strstr(format, "handshake message out of context")) return;
     int64_t now = kv_now_us() / 1000000;
     if (atomic_exchange(&second, now) != now) atomic_store(&lines, 0);
     if (atomic_fetch_add(&lines, 1) >= LIBRARY_LINES_MAX) return;
@@ -227,16 +231,18 @@ static struct MHD_Daemon *start(struct kv_door *door, const struct kv_listener *
     struct kv_http *http = door->http;
     const struct kv_limits *limits = kv_engine_limits(http->options.engine);
     const struct kv_links_limits *links = &door->links->limits;
+    struct MHD_OptionItem tls[KV_TLS_ITEMS] = {{MHD_OPTION_END, 0, NULL}};
+    if (listener->tls) kv_tls_items(http->options.access, tls);
     return MHD_start_daemon(
         MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_THREAD_PER_CONNECTION | MHD_USE_POLL | MHD_USE_ITC |
-            MHD_USE_ERROR_LOG,
+            MHD_USE_ERROR_LOG | (listener->tls ? MHD_USE_TLS : 0u),
         0, NULL, NULL, handle, http, MHD_OPTION_EXTERNAL_LOGGER, log_library, NULL, MHD_OPTION_LISTEN_SOCKET,
         listener->fd, MHD_OPTION_NOTIFY_COMPLETED, complete, http, MHD_OPTION_NOTIFY_CONNECTION, notify, door,
         MHD_OPTION_UNESCAPE_CALLBACK, keep, NULL, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
         (size_t)KV_CONNECTION_BYTES, MHD_OPTION_CONNECTION_LIMIT,
         (unsigned int)(links->count_max + links->spares_max + LINGERING_CONNECTIONS),
         MHD_OPTION_CONNECTION_TIMEOUT, (unsigned int)limits->idle_seconds, MHD_OPTION_THREAD_STACK_SIZE,
-        (size_t)KV_STACK_BYTES, MHD_OPTION_STRICT_FOR_CLIENT, 0, MHD_OPTION_END);
+        (size_t)KV_STACK_BYTES, MHD_OPTION_STRICT_FOR_CLIENT, 0, MHD_OPTION_ARRAY, tls, MHD_OPTION_END);
 }
 
 static bool open_links(struct kv_http *http)
@@ -251,8 +257,9 @@ static bool open_links(struct kv_http *http)
 
 bool kv_http_open(struct kv_http **out, const struct kv_http_options *options, struct kv_error *err)
 {
-    struct kv_http *http = calloc(1, sizeof *http);
     *out = NULL;
+    if (options->access && !kv_tls_check(options->access, err)) return false;
+    struct kv_http *http = calloc(1, sizeof *http);
     if (!http) return kv_fail(err, KV_INTERNAL, "no memory for the HTTP server");
     http->options = *options;
     http->metrics.started = time(NULL);

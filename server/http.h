@@ -3,6 +3,7 @@
 #ifndef KV_SERVER_HTTP_H
 #define KV_SERVER_HTTP_H
 
+#include "server/access.h"
 #include "server/engine.h"
 #include "server/listener.h"
 #include "server/metrics.h"
@@ -17,9 +18,12 @@ struct kv_http_options {
     const char *version; /* of the program, borrowed */
     bool last_is_admin;  /* the last listener serves /health, /ready and /metrics alone, whatever the others
                             hold */
+    struct kv_access *access; /* who may call, and TLS for listeners with it; outlives the server. NULL:
+                                 anybody, and no TLS */
 };
 
-/* Begins to serve at once: /health says yes, /ready no, until the engine is ready. */
+/* Begins to serve at once: /health says yes, /ready no, until the engine is ready. A certificate and key that
+ * do not serve TLS, or a build of libmicrohttpd without it, is option_invalid. */
 bool kv_http_open(struct kv_http **out, const struct kv_http_options *options,
                   struct kv_error *err) KV_MUST_CHECK;
 

@@ -8,10 +8,10 @@
 #include <string.h>
 #include <strings.h>
 
-/* How often each header that frames a body is there. */
+/* How often each header that frames a body, or says who asks, is there. */
 struct framing {
-    int32_t lengths, codings, expects, encodings, hosts, timeouts, misnamed, folded;
-    const char *length, *coding, *expect, *encoding, *timeout;
+    int32_t lengths, codings, expects, encodings, hosts, timeouts, authorizations, misnamed, folded;
+    const char *length, *coding, *expect, *encoding, *timeout, *authorization;
 };
 
 /* Anything else in a name is read as part of it here, and as its end or as another header elsewhere. */
@@ -61,6 +61,9 @@ static enum MHD_Result note(void *cls, enum MHD_ValueKind kind, const char *key,
     } else if (strcasecmp(key, "X-Request-Timeout-Ms") == 0) {
         framing->timeouts++;
         framing->timeout = value;
+    } else if (strcasecmp(key, MHD_HTTP_HEADER_AUTHORIZATION) == 0) {
+        framing->authorizations++;
+        framing->authorization = value;
     }
     return MHD_YES;
 }
@@ -141,6 +144,14 @@ static bool check_place(struct kv_exchange *exchange)
     return false;
 }
 
+/* Before anything is said of routes: who has no key learns nothing of them. */
+static bool check_caller(struct kv_exchange *exchange, const struct framing *framing)
+{
+    struct kv_access *access = exchange->http->options.access;
+    return !access || exchange->route->reach == KV_REACH_PROBE ||
+           kv_access_check(access, framing->authorizations, framing->authorization, &exchange->err);
+}
+
 /* What every route asks for. */
 static bool check_common(struct kv_exchange *exchange, const struct framing *framing, const char *path)
 {
@@ -149,8 +160,9 @@ static bool check_common(struct kv_exchange *exchange, const struct framing *fra
     if (framing->hosts > 1 || (framing->hosts == 0 && exchange->needs_host))
         return kv_fail_values(err, KV_HEADER_INVALID, "Host", kv_integer(1), kv_integer(framing->hosts),
                               "a request over HTTP/1.1 has one Host header");
-    kv_route_find(exchange, path, exchange->method);
-    if (err->fault != KV_OK || !check_place(exchange)) return false;
+    kv_route_find(exchange, path);
+    if (!check_caller(exchange, framing) || !kv_route_check(exchange, path) || !check_place(exchange))
+        return false;
     if (framing->encodings > 1 || (framing->encoding && strcasecmp(framing->encoding, "identity") != 0))
         return kv_fail_values(err, KV_MEDIA_TYPE_UNSUPPORTED, "Content-Encoding", kv_text("identity"),
                               kv_text(framing->encoding), "the body is encoded");

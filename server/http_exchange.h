@@ -14,7 +14,8 @@ enum {
     KV_SPARE_CONNECTIONS = 16,        /* beyond connections_max, for probes */
     KV_ADMIN_CONNECTIONS = 64,        /* of the admin listener */
     KV_SWALLOW_BYTES_MAX = 256 << 20, /* of a refused body, read so that the client can hear the refusal */
-    KV_SWALLOW_SECONDS = 5
+    KV_SWALLOW_SECONDS = 5,
+    KV_TLS_ITEMS = 4
 };
 
 /* A listener and whose limits its connections count against. */
@@ -84,8 +85,10 @@ struct kv_exchange {
 
 /* http_routes.c */
 const struct kv_route *kv_route_table(int32_t *count);
-/* Sets exchange->route (never NULL), rest and, where there is no such route or method, err. */
-void kv_route_find(struct kv_exchange *exchange, const char *path, const char *method);
+/* Sets exchange->route (never NULL) and rest. */
+void kv_route_find(struct kv_exchange *exchange, const char *path);
+/* Is there a route at all, and does it take the method? Else err is set. */
+bool kv_route_check(struct kv_exchange *exchange, const char *path);
 
 /* http_checks.c: what the head of a request says. True: read on. False: err is set. *now says that the
  * answer, where there is one already, goes out at once. */
@@ -94,6 +97,13 @@ void kv_check_request_id(struct kv_exchange *exchange);
 
 /* http_trace.c: takes note of a valid traceparent. */
 void kv_trace_note(struct kv_exchange *exchange);
+
+/* http_tls.c: option_invalid where the access's certificate and key do not serve TLS here. */
+bool kv_tls_check(const struct kv_access *access, struct kv_error *err);
+/* What a daemon that speaks TLS is started with; `items` [KV_TLS_ITEMS] borrow from the access. */
+void kv_tls_items(const struct kv_access *access, struct MHD_OptionItem *items);
+/* Does this connection speak TLS? */
+bool kv_tls_is_spoken(struct MHD_Connection *connection);
 
 /* http_materialize.c */
 bool kv_materialize_admit(struct kv_exchange *exchange, int64_t deadline_us);

@@ -26,7 +26,7 @@ static void cut(struct kv_link *link, enum kv_cut why)
 {
     leave_place(link);
     link->links->cuts[why]++;
-    if (link->phase == KV_LINK_UPLOAD) {
+    if (link->phase == KV_LINK_UPLOAD && !link->tls) {
         char answer[4096];
         size_t bytes = link->links->late_answer(link->exchange, answer, sizeof answer);
         send(link->fd, answer, bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -156,12 +156,13 @@ static bool seat(struct kv_links *links, struct kv_link *link)
     return true;
 }
 
-struct kv_link *kv_link_open(struct kv_links *links, int fd, int64_t deadline_us)
+struct kv_link *kv_link_open(struct kv_links *links, int fd, bool tls, int64_t deadline_us)
 {
     struct kv_link *link = calloc(1, sizeof *link);
     if (!link) return NULL;
     link->links = links;
     link->fd = fd;
+    link->tls = tls;
     link->deadline_us = deadline_us;
     pthread_mutex_lock(&links->lock);
     if (!seat(links, link)) {

@@ -46,6 +46,7 @@ struct kv_link {
     struct kv_links *links;
     struct kv_link *next, *previous;
     int fd;
+    bool tls; /* no byte of ours may go into the socket */
     enum kv_link_phase phase;
     int64_t deadline_us;
     const void *exchange;   /* whose body is on its way, in KV_LINK_UPLOAD */
@@ -76,13 +77,13 @@ bool kv_links_open(struct kv_links *links, const struct kv_links_limits *limits,
 void kv_links_close(struct kv_links *links); /* every link is closed before */
 
 /* NULL when memory is out. */
-struct kv_link *kv_link_open(struct kv_links *links, int fd, int64_t deadline_us);
+struct kv_link *kv_link_open(struct kv_links *links, int fd, bool tls, int64_t deadline_us);
 void kv_link_close(struct kv_link *link); /* NULL is fine */
 
 /* Enters a phase with a deadline (0: none); `exchange` is for KV_LINK_UPLOAD. A spare that begins a request
  * gets a place where there is one again. False: the link was cut already. */
 bool kv_link_enter(struct kv_link *link, enum kv_link_phase phase, int64_t deadline_us, const void *exchange);
-/* Cuts a link now, with the answer of a late upload where it is in that phase. */
+/* Cuts a link now, with the answer of a late upload where it is in that phase and speaks no TLS. */
 void kv_link_cut(struct kv_link *link);
 /* Cuts every link in this phase now. */
 void kv_links_cut(struct kv_links *links, enum kv_link_phase phase);

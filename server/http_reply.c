@@ -113,6 +113,7 @@ enum MHD_Result kv_reply_error(struct kv_exchange *exchange, bool close)
         return MHD_NO;
     }
     if (close) MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close");
+    if (status == 401) MHD_add_response_header(response, MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer");
     if (status == 405) MHD_add_response_header(response, MHD_HTTP_HEADER_ALLOW, exchange->route->allow);
     if (status == 415) MHD_add_response_header(response, MHD_HTTP_HEADER_ACCEPT_ENCODING, "identity");
     if (status == 429 || status == 503) MHD_add_response_header(response, MHD_HTTP_HEADER_RETRY_AFTER, "1");
@@ -143,8 +144,9 @@ size_t kv_late_upload_answer(const void *of, char *to, size_t room)
     char *text = kv_error_encode(&err, status, kv_reason(status), exchange->id);
     int bytes = snprintf(to, room,
                          "HTTP/1.1 %d %s\r\nConnection: close\r\nContent-Type: application/json\r\n"
-                         "X-Request-Id: %s\r\nContent-Length: %zu\r\n\r\n%s",
-                         status, kv_reason(status), exchange->id, text ? strlen(text) : 0, text ? text : "");
+                         "%sX-Request-Id: %s\r\nContent-Length: %zu\r\n\r\n%s",
+                         status, kv_reason(status), status == 401 ? "WWW-Authenticate: Bearer\r\n" : "",
+                         exchange->id, text ? strlen(text) : 0, text ? text : "");
     free(text);
     return bytes > 0 && (size_t)bytes < room ? (size_t)bytes : 0;
 }

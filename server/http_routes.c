@@ -116,7 +116,7 @@ static bool fits(const char *pattern, const char *path, const char **rest)
     return true;
 }
 
-void kv_route_find(struct kv_exchange *exchange, const char *path, const char *method)
+void kv_route_find(struct kv_exchange *exchange, const char *path)
 {
     bool admin = exchange->link->links == &exchange->http->admin_links;
     for (size_t i = 1; i < sizeof table / sizeof table[0]; i++) {
@@ -125,12 +125,18 @@ void kv_route_find(struct kv_exchange *exchange, const char *path, const char *m
         exchange->route = &table[i];
         exchange->route_index = (int32_t)i;
         snprintf(exchange->rest, sizeof exchange->rest, "%s", rest);
-        bool head = strcmp(method, "HEAD") == 0 && strcmp(table[i].method, "GET") == 0;
-        if (!head && strcmp(method, table[i].method) != 0)
-            kv_fail_values(&exchange->err, KV_METHOD_NOT_ALLOWED, "method", kv_text(table[i].allow),
-                           kv_text(method), "%s does not take this method", table[i].path);
         return;
     }
-    kv_fail_values(&exchange->err, KV_NOT_FOUND, "path", kv_none(), kv_text(path),
-                   "there is nothing at this path");
+}
+
+bool kv_route_check(struct kv_exchange *exchange, const char *path)
+{
+    const struct kv_route *route = exchange->route;
+    if (route == table)
+        return kv_fail_values(&exchange->err, KV_NOT_FOUND, "path", kv_none(), kv_text(path),
+                              "there is nothing at this path");
+    bool head = strcmp(exchange->method, "HEAD") == 0 && strcmp(route->method, "GET") == 0;
+    return head || strcmp(exchange->method, route->method) == 0 ||
+           kv_fail_values(&exchange->err, KV_METHOD_NOT_ALLOWED, "method", kv_text(route->allow),
+                          kv_text(exchange->method), "%s does not take this method", route->path);
 }

@@ -24,7 +24,16 @@ static bool is_live(const struct sockaddr_un *address)
     return live;
 }
 
-static bool open_unix(struct kv_listener *out, const char *path, struct kv_error *err)
+/* The socket's file has its rights from its first moment on. */
+static bool bind_unix(int fd, const struct sockaddr_un *address, mode_t mode)
+{
+    mode_t before = umask(0777 & ~mode);
+    bool ok = bind(fd, (const struct sockaddr *)address, sizeof *address) == 0;
+    umask(before);
+    return ok;
+}
+
+static bool open_unix(struct kv_listener *out, const char *path, mode_t mode, struct kv_error *err)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     struct stat there;
@@ -41,7 +50,7 @@ static bool open_unix(struct kv_listener *out, const char *path, struct kv_error
         unlink(path); /* left behind by a process that is gone */
     }
     out->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (out->fd < 0 || bind(out->fd, (struct sockaddr *)&address, sizeof address) != 0)
+    if (out->fd < 0 || !bind_unix(out->fd, &address, mode))
         return kv_fail_param(err, KV_ADDRESS_IN_USE, "--listen", "unix:%s cannot be bound: %s", path,
                              strerror(errno));
     if (lstat(path, &there) == 0) {
@@ -89,10 +98,48 @@ static void name_bound(struct kv_listener *out, const char *host)
     if (getsockname(out->fd, (struct sockaddr *)&bound, &bytes) == 0)
         getnameinfo((struct sockaddr *)&bound, bytes, NULL, 0, port, sizeof port, NI_NUMERICSERV);
     bool brackets = strchr(host, ':') != NULL;
-    snprintf(out->url, sizeof out->url, brackets ? "http://[%.230s]:%s" : "http://%.230s:%s", host, port);
+    snprintf(out->url, sizeof out->url, brackets ? "%s://[%.230s]:%s" : "%s://%.230s:%s",
+             out->tls ? "https" : "http", host, port);
 }
 
-static bool open_tcp(struct kv_listener *out, const char *address, struct kv_error *err)
+static bool is_loopback(const struct sockaddr *address)
+{
+    if (address->sa_family == AF_INET) {
+        const struct sockaddr_in *in = (const void *)address;
+        return ntohl(in->sin_addr.s_addr) >> 24 == 127;
+    }
+    const struct sockaddr_in6 *in6 = (const void *)address;
+    return address->sa_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&in6->sin6_addr);
+}
+
+/* Not even bound: nobody is to reach it for a moment. */
+static bool refuse_open(const char *address, struct kv_error *err)
+{
+    kv_fail_values(err, KV_OPTION_INVALID, "--listen", kv_text("a loopback address or unix:PATH"),
+                   kv_text(address), "anybody who reaches this address could call");
+    kv_error_hint(err, "Give callers keys with --api-key-file, or say --allow-anonymous where only they can "
+                       "reach it.");
+    return false;
+}
+
+/* A listening socket, or -1 and the cause in errno. */
+static int listen_at(const struct addrinfo *at)
+{
+    int on = 1, fd = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0) return -1;
+    /* Only lets a restart bind beside connections in TIME_WAIT; a second listener is refused all the same. */
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    /* [::] beside 0.0.0.0 on one port, and never an address that was not asked for. */
+    if (at->ai_family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on);
+    if (bind(fd, at->ai_addr, at->ai_addrlen) == 0 && listen(fd, BACKLOG) == 0) return fd;
+    int cause = errno;
+    close(fd);
+    errno = cause;
+    return -1;
+}
+
+static bool open_tcp(struct kv_listener *out, const char *address, const struct kv_listener_options *options,
+                     struct kv_error *err)
 {
     char host[KV_ADDRESS_BYTES], port[8];
     struct addrinfo *found = NULL;
@@ -107,36 +154,33 @@ static bool open_tcp(struct kv_listener *out, const char *address, struct kv_err
         return kv_fail_param(err, KV_OPTION_INVALID, "--listen", "%s is no address of this host: %s", address,
                              gai_strerror(failed));
     int cause = 0;
-    for (const struct addrinfo *at = found; at && out->fd < 0; at = at->ai_next) {
-        int on = 1;
-        int fd = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        if (fd < 0) {
-            cause = errno;
-            continue;
-        }
-        /* Only lets a restart bind beside connections in TIME_WAIT; a second listener is refused all the
-         * same. */
-        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-        if (bind(fd, at->ai_addr, at->ai_addrlen) == 0 && listen(fd, BACKLOG) == 0) {
-            out->fd = fd;
-        } else {
-            cause = errno;
-            close(fd);
-        }
+    bool reachable = false;
+    for (const struct addrinfo *at = found; at; at = at->ai_next)
+        reachable = reachable || !is_loopback(at->ai_addr);
+    bool refused = reachable && options->loopback_only;
+    for (const struct addrinfo *at = found; at && out->fd < 0 && !refused; at = at->ai_next) {
+        out->fd = listen_at(at);
+        cause = errno;
     }
     freeaddrinfo(found);
+    if (refused) return refuse_open(address, err);
     if (out->fd < 0)
         return kv_fail_param(err, KV_ADDRESS_IN_USE, "--listen", "%s cannot be bound: %s", address,
                              strerror(cause));
+    out->tls = options->tls;
     name_bound(out, host);
     return true;
 }
 
-bool kv_listener_open(struct kv_listener *out, const char *address, struct kv_error *err)
+bool kv_listener_open(struct kv_listener *out, const char *address, const struct kv_listener_options *options,
+                      struct kv_error *err)
 {
+    static const struct kv_listener_options defaults = {.unix_mode = 0660};
+    if (!options) options = &defaults;
     *out = (struct kv_listener){.fd = -1};
     bool is_unix = strncmp(address, "unix:", 5) == 0;
-    if (is_unix ? open_unix(out, address + 5, err) : open_tcp(out, address, err)) return true;
+    if (is_unix ? open_unix(out, address + 5, options->unix_mode, err) : open_tcp(out, address, options, err))
+        return true;
     kv_listener_close(out);
     return false;
 }

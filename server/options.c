@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum kind { TEXT, LIST, INTEGER, BYTES, REAL, SWITCH, FLAG };
+enum kind { TEXT, LIST, INTEGER, BYTES, OCTAL, REAL, SWITCH, FLAG };
 
 struct option {
     const char *flag, *value;
@@ -34,6 +34,11 @@ static const struct option table[] = {
      {0},
      "HOST:PORT, [IPV6]:PORT or unix:PATH; may be repeated [127.0.0.1:8600]"},
     {"admin-listen", "ADDRESS", TEXT, AT(admin_listen), 0, 0, {0}, "for /health, /ready, /metrics alone"},
+    {"unix-mode", "OCTAL", OCTAL, AT(unix_mode), 1, 0777, {0}, "rights of unix sockets [0660]"},
+    {"api-key-file", "FILE", TEXT, AT(api_key_file), 0, 0, {0}, "callers send one of its keys [no keys]"},
+    {"allow-anonymous", NULL, FLAG, AT(allow_anonymous), 0, 0, {0}, "beyond loopback, without keys"},
+    {"tls-cert", "FILE", TEXT, AT(tls_cert), 0, 0, {0}, "PEM; TCP listeners speak https"},
+    {"tls-key", "FILE", TEXT, AT(tls_key), 0, 0, {0}, "PEM; of --tls-cert"},
     {"device", "NAME", TEXT, AT(device), 0, 0, {0}, "auto, cpu, cuda or cuda:N [auto]"},
     {"name", "NAME", TEXT, AT(name), 0, 0, {0}, "of the model, in replies [the folder's name]"},
     {"max-position",
@@ -167,6 +172,16 @@ static bool set_integer(const struct option *option, const char *text, int64_t *
     return true;
 }
 
+static bool set_octal(const struct option *option, const char *text, int64_t *to, struct kv_error *err)
+{
+    size_t digits = strspn(text, "01234567");
+    long mode = digits > 0 && digits <= 4 && text[digits] == '\0' ? strtol(text, NULL, 8) : 0;
+    if (mode < (long)option->least || mode > (long)option->most)
+        return refuse(option, "an octal number from 1 to 777", text, err);
+    *to = mode;
+    return true;
+}
+
 static bool set_real(const struct option *option, const char *text, double *to, struct kv_error *err)
 {
     char *end = NULL;
@@ -198,6 +213,7 @@ static bool set(struct kv_options *options, const struct option *option, const c
     case LIST: return add_listen(option, options, text, err);
     case INTEGER:
     case BYTES: return set_integer(option, text, to, err);
+    case OCTAL: return set_octal(option, text, to, err);
     case REAL: return set_real(option, text, to, err);
     case SWITCH:
         if (strcmp(text, option->words[0]) != 0 && strcmp(text, option->words[1]) != 0)
@@ -307,6 +323,10 @@ static bool check_together(const struct kv_options *options, struct kv_error *er
     if (options->name && strlen(options->name) > 128)
         return kv_fail_values(err, KV_OPTION_INVALID, "--name", kv_text("at most 128 bytes"),
                               kv_integer((int64_t)strlen(options->name)), "the name is too long");
+    if (!options->tls_cert != !options->tls_key)
+        return kv_fail_values(err, KV_OPTION_INVALID, options->tls_cert ? "--tls-key" : "--tls-cert",
+                              kv_text("a file"), kv_text("nothing"),
+                              "--tls-cert and --tls-key are given together or not at all");
     char device[16];
     int32_t ordinal;
     return kv_options_device(options, device, &ordinal, err);
@@ -316,6 +336,7 @@ bool kv_options_parse(struct kv_options *out, int argc, char *const *argv, struc
 {
     *out = (struct kv_options){
         .device = "auto",
+        .unix_mode = 0660,
         .max_tokens = 16384,
         .max_body = 512 << 20,
         .max_queue = 256,

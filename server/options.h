@@ -13,11 +13,13 @@ struct kv_options {
     char listen_text[1024];   /* what `listen` points into where it comes from the environment */
     const char *admin_listen; /* NULL: none */
     const char *device, *name;
+    const char *api_key_file, *tls_cert, *tls_key; /* paths; NULL: none */
+    int64_t unix_mode;
     int64_t max_position, max_tokens, max_body, pool_bytes, max_queue, max_connections, max_batch_tokens,
         batch_delay_us, spin_us;
     double rope_theta, rope_attention_factor;                         /* 0 and -1: from the config */
     int64_t drain_timeout, drain_grace, idle_timeout, device_timeout; /* seconds */
-    bool tune, log_json, check, version, help;
+    bool tune, log_json, allow_anonymous, check, version, help;
 };
 
 /* Reads the environment, then the arguments. Strings are borrowed from them and from *out, which must not be

@@ -93,15 +93,21 @@ enum kv_exit kv_service_check(const struct kv_options *options)
     return ok ? KV_EXIT_OK : KV_EXIT_CHECKPOINT;
 }
 
-static void block_signals(sigset_t *signals)
+/* Is there a file that SIGHUP has read again? */
+static bool reloads(const struct kv_options *options)
+{
+    return options->api_key_file || options->tls_cert;
+}
+
+static void block_signals(const struct kv_options *options, sigset_t *signals)
 {
     signal(SIGPIPE, SIG_IGN);
     sigemptyset(signals);
     sigaddset(signals, SIGTERM);
     sigaddset(signals, SIGINT);
     struct sigaction hangup;
-    if (sigaction(SIGHUP, NULL, &hangup) == 0 && hangup.sa_handler != SIG_IGN) /* nohup stays in force */
-        sigaddset(signals, SIGHUP);
+    bool ignored = sigaction(SIGHUP, NULL, &hangup) == 0 && hangup.sa_handler == SIG_IGN;
+    if (reloads(options) || !ignored) sigaddset(signals, SIGHUP); /* nohup stays in force */
     pthread_sigmask(SIG_BLOCK, signals, NULL);
 }
 
@@ -133,7 +139,7 @@ static void tell(struct kv_service *service)
     }
 }
 
-/* True when one of the signals came within this time. */
+/* True when a signal to stop came within this time. */
 static bool signalled(struct kv_service *service, int64_t ms)
 {
     enum { SLICE_MS = 100 };
@@ -142,7 +148,11 @@ static bool signalled(struct kv_service *service, int64_t ms)
         int64_t slice_us = left_us < SLICE_MS * 1000 ? left_us : SLICE_MS * 1000;
         const struct timespec wait = {.tv_nsec = slice_us * 1000};
         tell(service);
-        if (sigtimedwait(&service->signals, NULL, &wait) > 0) return true;
+        int signal = sigtimedwait(&service->signals, NULL, &wait);
+        if (signal == SIGHUP && reloads(service->options))
+            kv_access_reload(service->access);
+        else if (signal > 0)
+            return true;
     }
     return false;
 }
@@ -243,13 +253,17 @@ static enum kv_exit start(struct kv_service *service)
     const struct kv_options *options = service->options;
     const struct kv_log_field said[] = {
         {"version", kv_version}, {"path", options->model}, {"device", options->device}};
+    const struct kv_access_options access = {options->api_key_file, options->tls_cert, options->tls_key};
+    const struct kv_listener_options listening = {(mode_t)options->unix_mode, options->tls_cert != NULL,
+                                                  !options->api_key_file && !options->allow_anonymous};
     struct kv_error err = {0};
     kv_log_fields(KV_LOG_INFO, "starting", said, sizeof said / sizeof said[0]);
+    if (!kv_access_open(&service->access, &access, &err)) return fail_start(&err, KV_EXIT_DEVICE);
     for (int32_t i = 0; i < options->listens; i++)
-        if (!kv_listener_open(&service->listener[i], options->listen[i], &err))
+        if (!kv_listener_open(&service->listener[i], options->listen[i], &listening, &err))
             return fail_start(&err, KV_EXIT_ADDRESS);
     struct kv_listener *admin = &service->listener[options->listens];
-    if (options->admin_listen && !kv_listener_open(admin, options->admin_listen, &err))
+    if (options->admin_listen && !kv_listener_open(admin, options->admin_listen, &listening, &err))
         return fail_start(&err, KV_EXIT_ADDRESS);
     const struct kv_engine_options engine_options = {limits_of(options), options->batch_delay_us,
                                                      options->spin_us};
@@ -265,6 +279,7 @@ static enum kv_exit start(struct kv_service *service)
         .last_is_admin = options->admin_listen != NULL,
         .model = service->name,
         .version = kv_version,
+        .access = service->access,
     };
     if (!kv_http_open(&service->http, &http_options, &err)) return fail_start(&err, KV_EXIT_DEVICE);
     for (int32_t i = 0; i < options->listens; i++)
@@ -288,6 +303,7 @@ static void free_service(struct kv_service *service)
     kv_engine_close(service->engine);
     kv_checkpoint_close(service->checkpoint);
     kv_findings_free(&service->findings);
+    kv_access_close(service->access);
     free(service);
 }
 
@@ -302,7 +318,7 @@ enum kv_exit kv_service_run(const struct kv_options *options, const struct kv_ba
     for (int32_t i = 0; i <= KV_LISTENERS_MAX; i++) service->listener[i].fd = -1;
     name_model(options, service->name);
     kv_findings_init(&service->findings);
-    block_signals(&service->signals);
+    block_signals(options, &service->signals);
     kv_notify_open(&service->notify);
 
     enum kv_exit result = start(service);

@@ -17,8 +17,9 @@ enum kv_exit {
 /* `--check`: loads and validates, prints the report on standard output. */
 enum kv_exit kv_service_check(const struct kv_options *options);
 
-/* Serves by one of the backends, of which the last is NULL, until SIGTERM, SIGINT or (unless it is ignored,
- * as under nohup) SIGHUP. Call it with a single thread: it blocks the signals for all later ones.
+/* Serves by one of the backends, of which the last is NULL, until SIGTERM or SIGINT. SIGHUP reads a key file
+ * again; without one, and without TLS, it stops, too, unless it is ignored, as under nohup. Call it with a
+ * single thread: it blocks the signals for all later ones.
  * *left_behind: a thread is stuck in the device or in a read; end the process at once, by _exit. */
 enum kv_exit kv_service_run(const struct kv_options *options, const struct kv_backend_ops *const *backends,
                             bool *left_behind);

@@ -15,6 +15,7 @@ struct kv_service {
     const struct kv_options *options;
     const struct kv_backend_ops *const *backends; /* in order of preference; NULL ends them */
     char name[256];
+    struct kv_access *access;
     struct kv_listener listener[KV_LISTENERS_MAX + 1]; /* the last that is open may be the admin listener */
     struct kv_engine *engine;
     struct kv_http *http;

@@ -174,7 +174,7 @@ static struct times measure(int64_t tokens, int rounds, int http_port)
     }
     must(times.in_bytes > 0 && times.out_bytes > 0, "an empty message");
     struct kv_listener listener;
-    must(kv_listener_open(&listener, "127.0.0.1:0", NULL), "listen");
+    must(kv_listener_open(&listener, "127.0.0.1:0", NULL, NULL), "listen");
     struct echo echo = {.listener = listener.fd, .in_bytes = times.in_bytes, .out_bytes = times.out_bytes};
     echo.in = malloc(times.in_bytes);
     echo.out = malloc(times.out_bytes);
@@ -218,7 +218,7 @@ static void serve_and_measure(struct kv_engine *engine, struct kv_listener *list
         int rounds;
     } sizes[] = {{1, 3000}, {16, 3000}, {512, 300}, {2340, 60}, {8192, 20}};
     static const float eps[5] = {1e-6f, 1e-6f, 1e-6f, 1e-6f, 1e-6f};
-    const struct kv_http_options options = {engine, listener, 1, "bench", "bench", false};
+    const struct kv_http_options options = {engine, listener, 1, "bench", "bench", false, NULL};
     const struct kv_description description = {
         .name = "bench", .fingerprint = "00000000000000000000000000000000", .geometry = geometry, .eps = eps};
     struct kv_http *http = NULL;
@@ -263,7 +263,7 @@ int main(int argc, char **argv)
     struct kv_backend *backend = fake_open(&geometry);
     must(engine && backend && kv_engine_start(engine, &fake_ops, backend, &geometry, NULL),
          "kv_engine_start");
-    must(kv_listener_open(&listener, "127.0.0.1:0", NULL), "listen");
+    must(kv_listener_open(&listener, "127.0.0.1:0", NULL, NULL), "listen");
     serve_and_measure(engine, &listener, csv);
     kv_listener_close(&listener);
     kv_engine_close(engine);

@@ -99,8 +99,9 @@ static void open_pair(struct pair *pair, const struct kv_geometry *geometry, str
     pair->engine = kv_engine_open(&options);
     must(pair->engine && backend && kv_engine_start(pair->engine, &fake_ops, backend, &pair->geometry, NULL),
          "kv_engine_start");
-    for (int i = 0; i < 2; i++) must(kv_listener_open(&pair->listener[i], "127.0.0.1:0", NULL), "listen");
-    const struct kv_http_options http = {pair->engine, pair->listener, 1, "bench", "bench", false};
+    for (int i = 0; i < 2; i++)
+        must(kv_listener_open(&pair->listener[i], "127.0.0.1:0", NULL, NULL), "listen");
+    const struct kv_http_options http = {pair->engine, pair->listener, 1, "bench", "bench", false, NULL};
     const struct kv_description description = {.name = "bench",
                                                .fingerprint = "00000000000000000000000000000000",
                                                .geometry = pair->geometry,

@@ -18,15 +18,15 @@ static void must(bool ok, const char *what)
     abort();
 }
 
-void http_rig_open_cold(struct http_rig *rig, struct kv_engine_options options)
+static void open_cold(struct http_rig *rig, struct kv_engine_options options, struct kv_access *access)
 {
     struct kv_error err = {0};
     char path[128];
     *rig = (struct http_rig){.engine = engine_rig_open_cold(options)};
     snprintf(path, sizeof path, "unix:/tmp/kvmat_http_%d.sock", (int)getpid());
-    must(kv_listener_open(&rig->listener[0], "127.0.0.1:0", &err), err.message);
-    must(kv_listener_open(&rig->listener[1], path, &err), err.message);
-    const struct kv_http_options http = {rig->engine, rig->listener, 2, "rig", "test", false};
+    must(kv_listener_open(&rig->listener[0], "127.0.0.1:0", NULL, &err), err.message);
+    must(kv_listener_open(&rig->listener[1], path, NULL, &err), err.message);
+    const struct kv_http_options http = {rig->engine, rig->listener, 2, "rig", "test", false, access};
     for (int i = 0; i < 8; i++) rig->eps[i] = 1e-6f;
     rig->description = (struct kv_description){.name = "rig",
                                                .fingerprint = "0123456789abcdef0123456789abcdef",
@@ -34,6 +34,17 @@ void http_rig_open_cold(struct http_rig *rig, struct kv_engine_options options)
                                                .eps = rig->eps};
     must(kv_http_open(&rig->http, &http, &err), err.message);
     kv_http_describe(rig->http, &rig->description);
+}
+
+void http_rig_open_cold(struct http_rig *rig, struct kv_engine_options options)
+{
+    open_cold(rig, options, NULL);
+}
+
+void http_rig_open_guarded(struct http_rig *rig, struct kv_engine_options options, struct kv_access *access)
+{
+    open_cold(rig, options, access);
+    engine_rig_warm(rig->engine);
 }
 
 void http_rig_open(struct http_rig *rig, struct kv_engine_options options)

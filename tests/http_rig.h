@@ -16,6 +16,8 @@ struct http_rig {
 void http_rig_open(struct http_rig *rig, struct kv_engine_options options);
 /* The same without a device: not ready until engine_rig_warm(rig->engine). */
 void http_rig_open_cold(struct http_rig *rig, struct kv_engine_options options);
+/* The same as http_rig_open for callers with a key; `access` outlives the rig. */
+void http_rig_open_guarded(struct http_rig *rig, struct kv_engine_options options, struct kv_access *access);
 void http_rig_close(struct http_rig *rig);
 
 /* A fresh connection to the TCP listener, or to the unix socket; receives time out after 10 s. */

@@ -261,7 +261,7 @@ static bool listen_at(const char *address, struct kv_error *err)
 {
     struct kv_listener listener;
     arm();
-    bool ok = kv_listener_open(&listener, address, err);
+    bool ok = kv_listener_open(&listener, address, NULL, err);
     disarm();
     kv_listener_close(&listener);
     return ok;
@@ -286,8 +286,8 @@ static bool open_http(struct kv_error *err)
 {
     struct kv_listener listener[2];
     struct kv_http *http = NULL;
-    for (int32_t i = 0; i < 2; i++) ck_assert(kv_listener_open(&listener[i], "127.0.0.1:0", NULL));
-    const struct kv_http_options options = {engine_served, listener, 2, "test", "test", false};
+    for (int32_t i = 0; i < 2; i++) ck_assert(kv_listener_open(&listener[i], "127.0.0.1:0", NULL, NULL));
+    const struct kv_http_options options = {engine_served, listener, 2, "test", "test", false, NULL};
     arm();
     bool ok = kv_http_open(&http, &options, err);
     disarm();

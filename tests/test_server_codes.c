@@ -153,7 +153,7 @@ static const struct row rows[] = {
     {KV_PARAMETER_INVALID, 400, SENT(POST "X-Request-Timeout-Ms: soon\r\nContent-Length: 3\r\n\r\nabc")},
     {KV_HEADER_INVALID, 400, SENT(POST "Content-Length: 3\r\nTransfer-Encoding: gzip\r\n\r\nabc"),
      .flags = ENDS},
-    {KV_UNAUTHORIZED, 401, .not_sent = "no daemon asks for credentials yet"},
+    {KV_UNAUTHORIZED, 401, .not_sent = "only with keys: tests/test_server_access.c"},
     {KV_FORBIDDEN, 403, .not_sent = "no route is closed to anybody yet"},
     {KV_NOT_FOUND, 404, SENT("GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n")},
     {KV_METHOD_NOT_ALLOWED, 405, SENT("DELETE /v1/materialize HTTP/1.1\r\nHost: x\r\n\r\n"),

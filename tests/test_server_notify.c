@@ -179,7 +179,7 @@ START_TEST(test_http_is_stuck)
 {
     struct kv_listener deaf;
     struct kv_error err = {0};
-    ck_assert(kv_listener_open(&deaf, "127.0.0.1:0", &err));
+    ck_assert(kv_listener_open(&deaf, "127.0.0.1:0", NULL, &err));
     kv_pulse_open(&pulse, &notify, rig.engine, deaf.fd);
     beat(600);
     ck_assert_int_eq(beat(800), 0);

@@ -39,7 +39,9 @@ START_TEST(test_defaults)
     ck_assert_int_eq(options.drain_timeout, 30);
     ck_assert_int_eq(options.drain_grace, 0);
     ck_assert_int_eq(options.device_timeout, 30);
-    ck_assert(options.tune && !options.log_json && !options.check);
+    ck_assert_int_eq(options.unix_mode, 0660);
+    ck_assert(!options.api_key_file && !options.tls_cert && !options.tls_key);
+    ck_assert(options.tune && !options.log_json && !options.check && !options.allow_anonymous);
     ck_assert(options.rope_theta == 0 && options.rope_attention_factor == -1);
 }
 END_TEST
@@ -56,6 +58,37 @@ START_TEST(test_flags)
     ck_assert(PARSE(&options, NULL, "--model", "m", "--listen", "a:1", "--listen=unix:b"));
     ck_assert_int_eq(options.listens, 2);
     ck_assert_str_eq(options.listen[1], "unix:b");
+}
+END_TEST
+
+START_TEST(test_access)
+{
+    struct kv_options options;
+    struct kv_error err = {0};
+    ck_assert(PARSE(&options, NULL, "--model=m", "--api-key-file", "keys", "--tls-cert=c", "--tls-key=k",
+                    "--unix-mode", "0600", "--allow-anonymous"));
+    ck_assert_str_eq(options.api_key_file, "keys");
+    ck_assert_str_eq(options.tls_cert, "c");
+    ck_assert_str_eq(options.tls_key, "k");
+    ck_assert_int_eq(options.unix_mode, 0600);
+    ck_assert(options.allow_anonymous);
+    ck_assert(PARSE(&options, NULL, "--model=m", "--unix-mode", "1"));
+    ck_assert_int_eq(options.unix_mode, 1);
+    ck_assert(PARSE(&options, NULL, "--model=m", "--unix-mode=777"));
+    ck_assert_int_eq(options.unix_mode, 0777);
+    ck_assert(!PARSE(&options, &err, "--model=m", "--tls-cert", "c"));
+    ck_assert_int_eq(err.fault, KV_OPTION_INVALID);
+    ck_assert_str_eq(err.param, "--tls-key");
+    err = (struct kv_error){0};
+    ck_assert(!PARSE(&options, &err, "--model=m", "--tls-key", "k"));
+    ck_assert_str_eq(err.param, "--tls-cert");
+    setenv("KVMAT_UNIX_MODE", "640", 1);
+    setenv("KVMAT_API_KEY_FILE", "keys of the environment", 1);
+    setenv("KVMAT_ALLOW_ANONYMOUS", "1", 1);
+    ck_assert(PARSE(&options, NULL, "--model=m"));
+    ck_assert_int_eq(options.unix_mode, 0640);
+    ck_assert_str_eq(options.api_key_file, "keys of the environment");
+    ck_assert(options.allow_anonymous);
 }
 END_TEST
 
@@ -114,6 +147,16 @@ START_TEST(test_wrong)
         {"--device-timeout", "86401"},
         {"--model", ""},
         {"--pool-bytes", "9223372036854775807K"},
+        {"--unix-mode", "0"},
+        {"--unix-mode", "0000"},
+        {"--unix-mode", "1000"},
+        {"--unix-mode", "888"},
+        {"--unix-mode", "0o66"},
+        {"--unix-mode", "-1"},
+        {"--unix-mode", " 660"},
+        {"--unix-mode", "00660"},
+        {"--unix-mode", "rw-rw----"},
+        {"--api-key-file", ""},
     };
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         struct kv_options options;
@@ -156,6 +199,7 @@ int main(void)
     TCase *cases = tcase_create("options");
     tcase_add_test(cases, test_defaults);
     tcase_add_test(cases, test_flags);
+    tcase_add_test(cases, test_access);
     tcase_add_test(cases, test_environment);
     tcase_add_test(cases, test_wrong);
     tcase_add_test(cases, test_help);
