@@ -13,7 +13,7 @@ packages_of() {
     case $1 in
     build) echo gcc libc6-dev make pkg-config libmicrohttpd-dev libjansson-dev libxxhash-dev ;;
     demo) echo "$(packages_of build) curl" ;;
-    check) echo "$(packages_of demo) check" ;;
+    check) echo "$(packages_of demo) check openssl" ;;
     bench) echo "$(packages_of check) libopenblas-dev" ;;
     image) echo debootstrap iproute2 ;;
     fuzz) echo "$(packages_of build) clang libclang-rt-dev" ;;
@@ -27,7 +27,7 @@ present_without_dpkg() {
     case $1 in
     gcc) command -v "${CC:-gcc}" ;;
     libc6-dev) printf '#include <stdio.h>\n' | "${CC:-gcc}" -E - ;;
-    make | curl | clang-format | clang-tidy | cppcheck | shellcheck) command -v "$1" ;;
+    make | curl | openssl | clang-format | clang-tidy | cppcheck | shellcheck) command -v "$1" ;;
     pkg-config) command -v "${PKG_CONFIG:-pkg-config}" ;;
     debootstrap) command -v debootstrap ;;
     clang) command -v "${CLANG:-clang}" ;;

@@ -89,7 +89,7 @@ for source in tests/test_*.c; do
         not_there "$name" "$build/tests/$name"
     fi
 done
-for script in smoke commands check_layers_test; do
+for script in smoke access commands check_layers_test; do
     if [ -x "tests/$script.sh" ]; then
         run "$script" "tests/$script.sh" "$build"
     else
