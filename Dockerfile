@@ -21,8 +21,9 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/* \
     && install -d -o 10001 -g 10001 /run/kvmat
 COPY --from=build /out/ /usr/local/bin/
-# The address is one inside the container: publish the port, or share the network, to reach it. /run/kvmat is for
-# a unix socket; a new volume mounted there gets its owner.
+# The address is one inside the container: publish the port, or share the network, to reach it. It is open to all who
+# reach it, so a start asks for KVMAT_API_KEY_FILE or KVMAT_ALLOW_ANONYMOUS=1. /run/kvmat is for a unix socket; a new
+# volume mounted there gets its owner.
 ENV KVMAT_MODEL=/model KVMAT_LISTEN=0.0.0.0:8600
 USER 10001:10001
 EXPOSE 8600

@@ -129,12 +129,15 @@ run_image() {
     user=$(of_image USER)
     health=$(of_image HEALTHCHECK | exec_form)
     entry=$(of_image ENTRYPOINT | exec_form)
-    environment=$(of_image ENV)
+    environment="$(of_image ENV) KVMAT_ALLOW_ANONYMOUS=1"
     golden=tests/vectors/dflash_default
     cp -r "$golden/." "$root$(of_image VOLUME)/"
     ip link set lo up
     mount -t proc proc "$root/proc"
 
+    # shellcheck disable=SC2046,SC2086
+    check "without keys it does not listen for everybody" sh -c '"$@"; test $? -eq 2' sh \
+        chroot --userspec="$user" "$root" /usr/bin/env -i $(of_image ENV) $entry
     # shellcheck disable=SC2086
     check "the health check says no before there is a daemon" sh -c '! "$@"' sh \
         chroot --userspec="$user" "$root" $health
