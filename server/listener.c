@@ -14,12 +14,13 @@
 
 enum { BACKLOG = 512 };
 
-/* Is somebody answering on this unix socket? */
+/* Is somebody answering on this unix socket? Also when it is not for us to ask: only a socket that refuses is
+ * one that nobody has. */
 static bool is_live(const struct sockaddr_un *address)
 {
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) return true;
-    bool live = connect(fd, (const struct sockaddr *)address, sizeof *address) == 0 || errno == EAGAIN;
+    bool live = connect(fd, (const struct sockaddr *)address, sizeof *address) == 0 || errno != ECONNREFUSED;
     close(fd);
     return live;
 }

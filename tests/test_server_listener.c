@@ -147,6 +147,22 @@ START_TEST(test_what_is_there)
 }
 END_TEST
 
+/* A live socket that we may not connect to is no stale one. */
+START_TEST(test_not_ours_to_ask)
+{
+    const struct kv_listener_options options = {.unix_mode = 0001};
+    struct kv_listener live, second;
+    struct kv_error err = {0};
+    ck_assert(geteuid() != 0 || seteuid(65534) == 0); /* root may connect to anything */
+    ck_assert(kv_listener_open(&live, address, &options, NULL));
+    ck_assert(!kv_listener_open(&second, address, NULL, &err));
+    ck_assert_int_eq(err.fault, KV_ADDRESS_IN_USE);
+    ck_assert_int_eq(access(path, F_OK), 0);
+    kv_listener_close(&live);
+    ck_assert(geteuid() != 65534 || getuid() != 0 || seteuid(0) == 0);
+}
+END_TEST
+
 START_TEST(test_loopback_only)
 {
     static const char *const closed[] = {"0.0.0.0:0", "[::]:0", "192.0.2.1:0", "[2001:db8::1]:0",
@@ -216,6 +232,7 @@ int main(void)
     tcase_add_test(cases, test_unix_mode);
     tcase_add_test(cases, test_never_wider);
     tcase_add_test(cases, test_what_is_there);
+    tcase_add_test(cases, test_not_ours_to_ask);
     tcase_add_test(cases, test_loopback_only);
     tcase_add_test(cases, test_many_at_once);
     suite_add_tcase(suite, cases);
