@@ -297,7 +297,8 @@ bool kv_bench_run(const struct kv_bench_options *options, struct kv_bench_result
                   struct kv_error *err)
 {
     struct bench bench;
-    const struct kv_client_options client = {.call_ms = options->call_ms, .silence_ms = options->call_ms};
+    const struct kv_client_options client = {
+        .call_ms = options->call_ms, .silence_ms = options->call_ms, .api_key = options->api_key};
     struct worker *workers = calloc((size_t)options->connections, sizeof *workers);
     memset(result, 0, sizeof *result);
     if (!workers)

@@ -12,7 +12,7 @@ enum { KV_BENCH_CONNECTIONS_MAX = 1024 };
 struct kv_bench_result;
 
 struct kv_bench_options {
-    const char *url;
+    const char *url, *api_key;           /* the key may be NULL */
     const struct kv_client_model *model; /* what replies must be of */
     int32_t connections;
     /* 0, the closed loop: a connection sends as soon as its last reply is in. Else the open loop: requests a

@@ -113,6 +113,18 @@ static bool add_headers(struct kv_client *client, const struct kv_header *header
     return true;
 }
 
+static bool add_key(struct kv_client *client, struct kv_error *err)
+{
+    char value[sizeof "Bearer " + KV_CLIENT_KEY_BYTES_MAX];
+    const char *key = client->options.api_key;
+    if (!key) return true;
+    if (strlen(key) > KV_CLIENT_KEY_BYTES_MAX)
+        return kv_fail_values(err, KV_PARAMETER_INVALID, "api_key", kv_integer(KV_CLIENT_KEY_BYTES_MAX),
+                              kv_integer((int64_t)strlen(key)), "The API key has too many bytes");
+    snprintf(value, sizeof value, "Bearer %s", key);
+    return add_headers(client, &(struct kv_header){"Authorization", value}, 1, err);
+}
+
 static bool write_head(struct kv_client *client, const char *method, const char *path,
                        const struct kv_header *headers, int32_t header_count, uint64_t body_bytes,
                        bool has_body, struct kv_error *err)
@@ -127,7 +139,7 @@ static bool write_head(struct kv_client *client, const char *method, const char 
     }
     if (!add(client, err, "%s %s HTTP/1.1\r\nHost: %s\r\n", method, path, client->url.authority))
         return false;
-    if (!add_headers(client, headers, header_count, err)) return false;
+    if (!add_headers(client, headers, header_count, err) || !add_key(client, err)) return false;
     if (has_body && !add(client, err, "Content-Length: %llu\r\n", (unsigned long long)body_bytes))
         return false;
     return add(client, err, "\r\n");

@@ -25,11 +25,13 @@ struct kv_client_options {
     int32_t silence_ms;       /* the longest time without a byte sent or received: 60000 */
     int32_t call_ms;          /* for a whole call, connecting included: no limit */
     uint64_t reply_bytes_max; /* of a reply's body: 2 GiB */
+    const char *api_key;      /* sent as `Authorization: Bearer`; borrowed for the object's life; none */
 };
 
 enum {
     KV_CLIENT_PARTS_MAX = 8,          /* of a request's body */
     KV_CLIENT_HEADERS_MAX = 16,       /* that a caller may add */
+    KV_CLIENT_KEY_BYTES_MAX = 256,    /* of an API key */
     KV_CLIENT_HEAD_BYTES_MAX = 32768, /* of a request's or a reply's header section */
     KV_CLIENT_MODEL_BYTES = 513
 };

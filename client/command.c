@@ -19,6 +19,12 @@ const char *kv_command_url(void)
     return url && *url ? url : "http://127.0.0.1:8600";
 }
 
+const char *kv_command_key(void)
+{
+    const char *key = getenv("KVMAT_API_KEY");
+    return key && *key ? key : NULL;
+}
+
 static int exit_of(const struct kv_error *err)
 {
     switch ((int)err->fault) {

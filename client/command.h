@@ -19,7 +19,8 @@ enum {
 #define KV_EXIT_NOTES                                                                                        \
     "Exit status: 0 yes, 1 no (not ready, not equal, refused), 2 usage or a file,\n"                         \
     "3 no reply.\n"                                                                                          \
-    "KVMAT_URL in the environment is the default of --url."
+    "KVMAT_URL in the environment is the default of --url; KVMAT_API_KEY is the key\n"                       \
+    "that is sent to a daemon that asks for one."
 
 int kv_command_health(int argc, char **argv);
 int kv_command_ready(int argc, char **argv);
@@ -36,6 +37,9 @@ int kv_command_failed(const char *command, const struct kv_error *err);
 
 /* The daemon's address from the environment, or the default. */
 const char *kv_command_url(void);
+
+/* The API key from the environment, which other users cannot read as they can a command line; or NULL. */
+const char *kv_command_key(void);
 
 /* Ends a command line that was not to be run: help or a complaint. */
 int kv_command_parsed(const struct kv_usage *usage, enum kv_parsed parsed, const struct kv_error *err);

@@ -70,7 +70,7 @@ static enum kv_dtype dtype_of(const struct bench_job *job)
 /* Asks what is served and makes the requests for it. */
 static bool prepare(struct bench_job *job, struct kv_error *err)
 {
-    const struct kv_client_options options = {.call_ms = 10000};
+    const struct kv_client_options options = {.call_ms = 10000, .api_key = kv_command_key()};
     struct kv_client *client = NULL;
     bool asked =
         kv_client_open(&client, job->how.url, &options, err) && kv_client_describe(client, &job->model, err);
@@ -208,7 +208,8 @@ static const char notes[] =
     "Exit status: 0 all was answered; 1 some requests failed (with --allow-errors:\n"
     "only if none succeeded) or K and V changed under --verify; 2 usage or a file;\n"
     "3 no reply at all.\n"
-    "KVMAT_URL in the environment is the default of --url.\n"
+    "KVMAT_URL in the environment is the default of --url; KVMAT_API_KEY is the key\n"
+    "that is sent to a daemon that asks for one.\n"
     "\n"
     "Examples:\n"
     "  kvmat bench --connections 8 --tokens 512 --seconds 10\n"
@@ -217,8 +218,11 @@ static const char notes[] =
 
 int kv_command_bench(int argc, char **argv)
 {
-    struct bench_job job = {
-        .how = {.url = kv_command_url()}, .connections = 1, .tokens = 16, .warmup = 2, .timeout_s = 60};
+    struct bench_job job = {.how = {.url = kv_command_url(), .api_key = kv_command_key()},
+                            .connections = 1,
+                            .tokens = 16,
+                            .warmup = 2,
+                            .timeout_s = 60};
     const struct kv_option options[] = {
         {"--url", "URL", KV_OPTION_TEXT, &job.how.url, 0, 0, NULL, KV_URL_HELP, NULL},
         {"--connections", "N", KV_OPTION_INTEGER, &job.connections, 1, KV_BENCH_CONNECTIONS_MAX, NULL,

@@ -38,7 +38,7 @@ static bool read_config(const char *folder, int64_t *hidden, int64_t *taps, stru
 
 static bool ask_daemon(const char *url, int64_t *hidden, int64_t *taps, struct kv_error *err)
 {
-    const struct kv_client_options options = {.call_ms = 10000};
+    const struct kv_client_options options = {.call_ms = 10000, .api_key = kv_command_key()};
     struct kv_client *client = NULL;
     struct kv_client_model model;
     bool asked = kv_client_open(&client, url, &options, err) && kv_client_describe(client, &model, err);

@@ -21,7 +21,8 @@ static int32_t milliseconds(double seconds)
 static bool get(const char *url, const char *path, double timeout_s, bool print, struct kv_error *err)
 {
     const struct kv_client_options options = {.connect_ms = milliseconds(timeout_s),
-                                              .call_ms = milliseconds(timeout_s)};
+                                              .call_ms = milliseconds(timeout_s),
+                                              .api_key = kv_command_key()};
     struct kv_client *client = NULL;
     struct kv_response response;
     bool accepted = kv_client_open(&client, url, &options, err) &&
@@ -134,7 +135,8 @@ static bool store(const char *path, const struct kv_reply_view *reply, struct kv
 static bool materialize(const struct materialize *job, struct kv_error *err)
 {
     const struct kv_client_options options = {.call_ms = milliseconds(job->timeout_s),
-                                              .silence_ms = milliseconds(job->timeout_s)};
+                                              .silence_ms = milliseconds(job->timeout_s),
+                                              .api_key = kv_command_key()};
     const struct kv_materialize_options how = {.request_id = job->request_id, .timeout_ms = job->timeout_ms};
     struct kv_client *client = NULL;
     struct kv_input_file input = {0};

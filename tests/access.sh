@@ -156,6 +156,12 @@ check_keys() {
     same "a header of another kind" 401 "$(fetch "$url/v1/model" --header "Authorization: Basic $secret_a")"
     same "a bad body" 400 "$(fetch_as "$secret_a" "$url/v1/materialize" --data-binary 'Sesame in a body')"
     same "its answer has nothing of it" 0 "$(count_of Sesame "$scratch/body")"
+    KVMAT_API_KEY=$secret_b "$build/kvmat" model --url "$url" >"$scratch/body" 2>"$scratch/said"
+    same "kvmat with a key" 0 $?
+    KVMAT_API_KEY=${secret_b}Guess "$build/kvmat" model --url "$url" >"$scratch/body" 2>"$scratch/said"
+    same "kvmat with a key that is nobody's" 1 $?
+    same "kvmat says why" 1 "$(count_of 'code: unauthorized' "$scratch/said")"
+    same "and not with which key" 0 "$(count_of Simsim "$scratch/said")"
 
     write_keys 600 "$secret_b"
     kill -HUP "$daemon"

@@ -10,7 +10,7 @@ reference=$build/tests/reference
 vectors=tests/vectors
 work=$(mktemp -d) || exit 2
 trap 'rm -rf "$work"' EXIT INT TERM
-unset KVMAT_URL
+unset KVMAT_URL KVMAT_API_KEY
 passed=0
 failed=0
 

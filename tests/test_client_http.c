@@ -293,6 +293,32 @@ START_TEST(headers_cannot_smuggle)
     ck_assert(!kv_client_call(client, "GET", "/a b", NULL, 0, NULL, 0, &response, &err));
     ck_assert_int_eq(err.fault, KV_PARAMETER_INVALID);
     kv_client_close(client);
+
+    const struct kv_client_options keyed = {.api_key = bad_values[_i]};
+    err = (struct kv_error){0};
+    client = client_of("http://127.0.0.1:1", &keyed);
+    ck_assert(!kv_client_call(client, "GET", "/", NULL, 0, NULL, 0, &response, &err));
+    ck_assert_int_eq(err.fault, KV_PARAMETER_INVALID);
+    kv_client_close(client);
+}
+END_TEST
+
+START_TEST(a_key_has_a_bound)
+{
+    char key[KV_CLIENT_KEY_BYTES_MAX + 2] = "";
+    struct kv_response response;
+    struct kv_error err = {0};
+    memset(key, 'k', sizeof key - 1);
+    const struct kv_client_options keyed = {.api_key = key};
+    struct kv_client *client = client_of("http://127.0.0.1:1", &keyed);
+    ck_assert(!kv_client_call(client, "GET", "/", NULL, 0, NULL, 0, &response, &err));
+    ck_assert_int_eq(err.fault, KV_PARAMETER_INVALID);
+    ck_assert_ptr_null(strstr(err.message, "kkk"));
+    key[KV_CLIENT_KEY_BYTES_MAX] = '\0';
+    err = (struct kv_error){0};
+    ck_assert(!kv_client_call(client, "GET", "/", NULL, 0, NULL, 0, &response, &err));
+    ck_assert_int_eq(err.fault, KV_SERVICE_UNREACHABLE); /* nobody is there, but it was tried */
+    kv_client_close(client);
 }
 END_TEST
 
@@ -310,6 +336,7 @@ int main(void)
     tcase_add_test(tests, time_limits_end_a_call);
     tcase_add_test(tests, nobody_listening_is_unreachable);
     tcase_add_loop_test(tests, headers_cannot_smuggle, 0, 3);
+    tcase_add_test(tests, a_key_has_a_bound);
     suite_add_tcase(suite, tests);
     return suite_run(suite);
 }
