@@ -4,13 +4,13 @@
 #include "server/http.h"
 #include "tests/bench.h"
 #include "tests/fake_backend.h"
+#include "tests/processor.h"
 #include "server/log.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
@@ -55,22 +55,6 @@ static void receive_all(int fd, unsigned char *bytes, size_t count)
         bytes += got;
         count -= (size_t)got;
     }
-}
-
-/* From here on, this thread and those it starts run on one processor: the client on the first, both servers
- * on the second. Left to themselves, threads share a processor in one round and wake an idle one in the next,
- * and the difference is larger than what is measured. */
-static void run_on(int processor)
-{
-    static cpu_set_t allowed; /* as the process began */
-    cpu_set_t one;
-    int seen = 0;
-    if (CPU_COUNT(&allowed) == 0 && sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
-    if (CPU_COUNT(&allowed) < 2) return;
-    CPU_ZERO(&one);
-    for (size_t i = 0; i < CPU_SETSIZE && CPU_COUNT(&one) == 0; i++)
-        if (CPU_ISSET(i, &allowed) && seen++ == processor) CPU_SET(i, &one);
-    pthread_setaffinity_np(pthread_self(), sizeof one, &one);
 }
 
 /* The bare opponent: reads in_bytes into one buffer, writes out_bytes from another, for ever. */
@@ -181,9 +165,9 @@ static struct times measure(int64_t tokens, int rounds, int http_port)
     must(echo.in && echo.out, "malloc");
     memset(echo.in, 1, times.in_bytes);
     memset(echo.out, 1, times.out_bytes);
-    run_on(1);
+    processor_run_on(1);
     must(pthread_create(&echo.thread, NULL, echo_serve, &echo) == 0, "pthread_create");
-    run_on(0);
+    processor_run_on(0);
     int echo_fd = connect_port(port_of(&listener));
     for (int i = -2; i < rounds; i++) {
         double began = bench_now_ms();
@@ -225,7 +209,7 @@ static void serve_and_measure(struct kv_engine *engine, struct kv_listener *list
     must(kv_http_open(&http, &options, NULL), "kv_http_open");
     kv_http_describe(http, &description);
     kv_engine_open_doors(engine);
-    run_on(0);
+    processor_run_on(0);
     printf("HTTP round trip, loopback TCP, one kept connection, L5 H4096 Hkv8 D128, a device that computes "
            "nothing\n");
     printf("%8s %14s %12s %12s %8s\n", "T", "bytes in+out", "kvmat ms", "echo ms", "ratio");
@@ -258,7 +242,7 @@ int main(int argc, char **argv)
     fake.span_rows = 16384;
     must(freopen("/dev/null", "w", stderr) != NULL, "stderr"); /* the log is written, as in service, but not
                                                                   shown */
-    run_on(1);
+    processor_run_on(1);
     struct kv_engine *engine = kv_engine_open(&options);
     struct kv_backend *backend = fake_open(&geometry);
     must(engine && backend && kv_engine_start(engine, &fake_ops, backend, &geometry, NULL),

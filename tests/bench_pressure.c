@@ -7,8 +7,8 @@
 #include "tests/bench.h"
 #include "tests/fake_backend.h"
 #include "tests/load.h"
+#include "tests/processor.h"
 
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -33,22 +33,6 @@ static void must(bool ok, const char *what)
     if (ok) return;
     perror(what);
     exit(1);
-}
-
-/* From here on, this thread and those it starts run on one processor: clients on the first, servers on the
- * second.
- */
-static void run_on(int processor)
-{
-    static cpu_set_t allowed; /* as the process began */
-    cpu_set_t one;
-    int seen = 0;
-    if (CPU_COUNT(&allowed) == 0 && sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
-    if (CPU_COUNT(&allowed) < 2) return;
-    CPU_ZERO(&one);
-    for (size_t i = 0; i < CPU_SETSIZE && CPU_COUNT(&one) == 0; i++)
-        if (CPU_ISSET(i, &allowed) && seen++ == processor) CPU_SET(i, &one);
-    pthread_setaffinity_np(pthread_self(), sizeof one, &one);
 }
 
 static int port_of(const struct kv_listener *listener)
@@ -94,7 +78,7 @@ static void open_pair(struct pair *pair, const struct kv_geometry *geometry, str
     limits.idle_seconds = limits.upload_seconds = limits.reply_seconds = 60;
     const struct kv_engine_options options = {.spin_us = 50, .limits = limits};
     *pair = (struct pair){.geometry = *geometry, .eps = {1e-6f, 1e-6f}};
-    run_on(1);
+    processor_run_on(1);
     struct kv_backend *backend = fake_open(&pair->geometry);
     pair->engine = kv_engine_open(&options);
     must(pair->engine && backend && kv_engine_start(pair->engine, &fake_ops, backend, &pair->geometry, NULL),
@@ -111,7 +95,7 @@ static void open_pair(struct pair *pair, const struct kv_geometry *geometry, str
     kv_engine_open_doors(pair->engine);
     size_t reply_bytes = KV_DOCUMENT_PREFIX_BYTES + 312 + 2 * (size_t)kv_reply_part_bytes(geometry, 1);
     pair->bare = bare_http_open(&pair->listener[1], reply_bytes, 1024);
-    run_on(0);
+    processor_run_on(0);
     pair->wire = make_request(geometry, 1, &pair->bytes);
 }
 

@@ -2,6 +2,7 @@
 #include "tests/soak_callers.h"
 
 #include "tests/hostile.h"
+#include "tests/http_rig.h"
 #include "tests/random_weights.h"
 
 #include <arpa/inet.h>
@@ -47,19 +48,6 @@ int soak_connect(const struct soak_place *place, bool over_unix)
     return -1;
 }
 
-static bool send_all(int fd, const void *bytes, size_t count)
-{
-    const char *at = bytes;
-    while (count > 0) {
-        ssize_t sent = send(fd, at, count, MSG_NOSIGNAL);
-        if (sent < 0 && errno == EINTR) continue;
-        if (sent <= 0) return false;
-        at += sent;
-        count -= (size_t)sent;
-    }
-    return true;
-}
-
 static int write_head(char head[HEAD_BYTES], const char *id, size_t body_bytes)
 {
     return snprintf(
@@ -91,7 +79,8 @@ int soak_call(int fd, const char *id, const struct soak_request *request, unsign
     int head_bytes = write_head(head, id, request->body_bytes);
     *body = NULL;
     /* A refusal may come, and the connection end, before all is sent: what counts is what can be read. */
-    if (send_all(fd, head, (size_t)head_bytes)) (void)send_all(fd, request->body, request->body_bytes);
+    if (http_rig_send(fd, head, (size_t)head_bytes))
+        (void)http_rig_send(fd, request->body, request->body_bytes);
     size_t got = 0;
     do {
         ssize_t more = recv(fd, head + got, sizeof head - 1 - got, 0);
@@ -237,7 +226,8 @@ void *soak_vanishing(void *of)
         if (phase == 1) head_bytes = (size_t)random_below(state, (int64_t)head_bytes);
         if (phase <= 2) body_bytes = 0;
         if (phase == 3) body_bytes = (size_t)random_below(state, (int64_t)body_bytes);
-        if (phase > 0 && send_all(fd, head, head_bytes) && send_all(fd, request->body, body_bytes)) {
+        if (phase > 0 && http_rig_send(fd, head, head_bytes) &&
+            http_rig_send(fd, request->body, body_bytes)) {
             if (phase == 4) usleep((useconds_t)random_below(state, 3000));
             for (int64_t i = 0; phase == 5 && i < 1 + random_below(state, 8); i++)
                 if (recv(fd, some, sizeof some, 0) < (ssize_t)sizeof some) break;
@@ -259,12 +249,12 @@ void *soak_slow(void *of)
         bool reads = random_below(state, 2) == 0;
         int fd = go_somewhere(caller);
         if (fd < 0) continue;
-        bool open =
-            !reads || (send_all(fd, head, head_bytes) && send_all(fd, request->body, request->body_bytes));
+        bool open = !reads || (http_rig_send(fd, head, head_bytes) &&
+                               http_rig_send(fd, request->body, request->body_bytes));
         for (int step = 0; open && step < SLOW_STEPS && !atomic_load(&caller->soak->resting); step++) {
             size_t piece = 1 + (size_t)random_below(state, 16);
             if (!reads && at + piece > head_bytes) break;
-            open = reads ? recv(fd, some, sizeof some, 0) > 0 : send_all(fd, head + at, piece);
+            open = reads ? recv(fd, some, sizeof some, 0) > 0 : http_rig_send(fd, head + at, piece);
             at += piece;
             usleep(SLOW_STEP_US);
         }
@@ -292,7 +282,7 @@ void *soak_garbage(void *of)
         }
         int fd = go_somewhere(caller);
         if (fd < 0) continue;
-        if (send_all(fd, bytes, count)) shutdown(fd, SHUT_WR);
+        if (http_rig_send(fd, bytes, count)) shutdown(fd, SHUT_WR);
         while (recv(fd, some, sizeof some, 0) > 0) continue;
         close(fd);
         usleep((useconds_t)random_below(state, REST_US));
