@@ -199,10 +199,10 @@ bool http_rig_is_right(const struct http_reply *reply, int64_t tokens, uint32_t 
     return ok;
 }
 
-bool http_rig_alive(const struct http_rig *rig)
+bool http_rig_serves(const struct http_rig *rig, bool over_unix)
 {
     size_t bytes;
-    int fd = http_rig_connect(rig, false);
+    int fd = http_rig_connect(rig, over_unix);
     unsigned char *wire = http_rig_request(5, 77, "", &bytes, NULL);
     struct http_reply reply = {0};
     if (http_rig_send(fd, wire, bytes)) reply = http_rig_read(fd);
@@ -211,4 +211,9 @@ bool http_rig_alive(const struct http_rig *rig)
     free(wire);
     close(fd);
     return right;
+}
+
+bool http_rig_alive(const struct http_rig *rig)
+{
+    return http_rig_serves(rig, false);
 }

@@ -46,7 +46,10 @@ bool http_rig_closed(int fd);
 /* A whole valid request for T tokens as bytes on the wire; free() it. `extra` are header lines or "". */
 unsigned char *http_rig_request(int64_t tokens, uint32_t seed, const char *extra, size_t *bytes,
                                 size_t *head_bytes);
-/* Is a fresh request still served rightly? What every test of a fault ends with. */
+/* Is a fresh request served rightly over this socket? Every connection made to it before has been taken from
+ * its queue when this returns. */
+bool http_rig_serves(const struct http_rig *rig, bool over_unix);
+/* Is a fresh request still served rightly (over TCP)? What every test of a fault ends with. */
 bool http_rig_alive(const struct http_rig *rig);
 bool http_rig_is_right(const struct http_reply *reply, int64_t tokens, uint32_t seed);
 
